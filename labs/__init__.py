@@ -1,0 +1,1 @@
+"""Where you work: one folder a day, one file a lesson."""
