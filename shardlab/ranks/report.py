@@ -1,0 +1,254 @@
+"""One error for one failed call: every rank's state, last collective, file and line, the causing rank first."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from shardlab.observe.calls import POINT_TO_POINT, Call
+from shardlab.ranks import wire
+from shardlab.ranks.call_folder import CallFolder
+from shardlab.ranks.stack import Frame, read_stack, user_frame
+from shardlab.ranks.status_page import read_last_call
+from shardlab.ranks.supervise import Ending, Fate
+
+# What a rank sees when a peer has gone: the consequence, not the cause.
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "socket closed",
+    "recvbytes failed",
+    "failed to recv",
+    "remote process exited",
+    "connection was likely closed",
+)
+_TIMED_OUT = ("timed out", "timeout")
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What became of one rank.
+
+    Attributes:
+        rank: which.
+        state: ``returned``, ``raised``, ``unsendable`` (its result is not plain data), ``exited``, ``killed``,
+            ``stopped``, ``hung`` (not finished when the call was ended).
+        message: of the exception, or what happened in words.
+        error_type: qualified name of the exception; empty without one.
+        traceback: of the exception, from the caller's function on; of a hung rank, where it stands.
+        last_collective: the last call it began, None: none.
+        file, line: where it raised or stands, the innermost line outside torch and the kit ("" and 0: unknown).
+        finished: when it finished, seconds on the monotonic clock; None: it did not.
+        output: what it wrote to stdout and stderr.
+    """
+
+    rank: int
+    state: str
+    message: str = ""
+    error_type: str = ""
+    exercise: str | None = None
+    traceback: str = ""
+    last_collective: Call | None = None
+    file: str = ""
+    line: int = 0
+    finished: float | None = None
+    output: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.state != "returned"
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether its error only says that another rank is gone."""
+        return self.state == "raised" and any(sign in self.message.lower() for sign in _LOST_PEER)
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its error only says that it waited in vain."""
+        return self.state == "raised" and any(sign in self.message.lower() for sign in _TIMED_OUT)
+
+    @property
+    def where(self) -> str:
+        return f"{_short(self.file)}:{self.line}" if self.file else "unknown place"
+
+    def headline(self) -> str:
+        """One line: who, what, where."""
+        what = f"{self.error_type}: {self.message}" if self.error_type else self.message
+        return f"rank {self.rank} {self.state} at {self.where}: {what}"
+
+
+class RankError(RuntimeError):
+    """A call of `run_ranks` that did not return on every rank.
+
+    Attributes:
+        cause: index of the rank that caused it.
+        reports: one per rank.
+        how: ``failed``, ``deadlock`` or ``timeout``.
+    """
+
+    def __init__(self, how: str, cause: int, reports: list[RankReport], diagnosis: str) -> None:
+        super().__init__(how, cause)
+        self.how = how
+        self.cause = cause
+        self.reports = reports
+        self.diagnosis = diagnosis
+
+    def __str__(self) -> str:
+        cause = self.reports[self.cause]
+        parts = [cause.headline(), self.diagnosis, self._table(), _indented(cause.traceback)]
+        return "\n".join(part for part in parts if part)
+
+    def _table(self) -> str:
+        rows = [("rank", "state", "last collective", "where")]
+        first = [self.reports[self.cause]]
+        for report in first + [other for other in self.reports if other.rank != self.cause]:
+            last = str(report.last_collective) if report.last_collective else "none"
+            rows.append((str(report.rank), report.state, last, report.where))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def build_reports(folder: CallFolder, ending: Ending) -> tuple[list[RankReport], list[Any]]:
+    """Each rank's report, and the value of each that returned."""
+    reports, values = [], []
+    for rank, fate in enumerate(ending.fates):
+        outcome = _read_outcome(folder, rank)
+        values.append(outcome.pop("value", None))
+        seen = {
+            "rank": rank,
+            "last_collective": read_last_call(folder.status(rank)),
+            "output": _read_output(folder, rank),
+        }
+        reports.append(RankReport(**seen, **(outcome or _without_outcome(folder, rank, fate, ending.how))))
+    return reports, values
+
+
+def _read_outcome(folder: CallFolder, rank: int) -> dict[str, Any]:
+    path = folder.result(rank)
+    return wire.decode(path.read_bytes()) if path.exists() else {}
+
+
+def _read_output(folder: CallFolder, rank: int, most: int = 1 << 20) -> str:
+    """The last MiB of what the rank wrote."""
+    path = folder.output(rank)
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        file.seek(max(0, size - most))
+        text = file.read().decode(errors="replace")
+    return text if size <= most else f"... {size - most} bytes of output before this are not shown\n{text}"
+
+
+def _without_outcome(folder: CallFolder, rank: int, fate: Fate, how: str) -> dict[str, Any]:
+    """A rank that wrote no result: it ended, or stands somewhere."""
+    if fate.exit_status is not None:
+        last = read_last_call(folder.status(rank))
+        place = {"file": last.file, "line": last.line} if last else {}
+        return {**_ended(fate.exit_status), **place, "finished": fate.finished}
+    frames = read_stack(folder.stack(rank))
+    frame = user_frame(frames)
+    place = {"file": frame.file, "line": frame.line} if frame else {}
+    message = "it was stopped (SIGSTOP)" if fate.stopped else _HUNG[how]
+    return {
+        "state": "stopped" if fate.stopped else "hung",
+        "message": message,
+        "traceback": _stack_text(frames),
+        **place,
+    }
+
+
+_HUNG = {
+    "deadlock": "it waits for other ranks, and so do they: nobody moves",
+    "timeout": "it had not returned when the call's time was up",
+    "failed": "it still waited when the call was ended",
+    "cancelled": "the call was called off",
+}
+
+
+def _ended(exit_status: int) -> dict[str, Any]:
+    if exit_status < 0:
+        return {"state": "killed", "message": f"the process was ended by {signal.Signals(-exit_status).name}"}
+    return {"state": "exited", "message": f"the process left with exit code {exit_status} instead of returning"}
+
+
+def _stack_text(frames: list[Frame]) -> str:
+    shown = [frame for frame in frames[::-1] if not frame.in_kit]
+    return "".join(f'  File "{frame.file}", line {frame.line}, in {frame.function}\n' for frame in shown)
+
+
+def find_cause(reports: list[RankReport]) -> tuple[int, str]:
+    """The causing rank, and in one sentence why it is that one.
+
+    A failure of a rank's own comes before the echo it has in others (a lost peer, a wait in vain), the earlier before
+    the later. Where nobody failed, the ranks disagree about a collective: the one that is behind, or the odd one out.
+    """
+    own = [report for report in reports if report.failed and report.state != "hung" and not report.lost_a_peer]
+    if waiting_failed := [report for report in own if not report.timed_out]:
+        own = waiting_failed
+    elif own:  # only waits in vain: the ranks disagree, as in a deadlock
+        return _odd_one_out(reports)
+    if own:
+        first = min(own, key=lambda report: report.finished or 0.0)
+        return first.rank, ""
+    if any(report.state == "hung" or report.timed_out for report in reports):
+        return _odd_one_out(reports)
+    return next(report.rank for report in reports if report.failed), ""
+
+
+def _odd_one_out(reports: list[RankReport]) -> tuple[int, str]:
+    """Who called something else, or nothing, where the others wait in a collective of their group."""
+    waiting = [report for report in reports if report.failed]
+    in_collective = [r for r in waiting if r.last_collective and r.last_collective.op not in POINT_TO_POINT]
+    if not in_collective:
+        return _waiting_for_a_message(waiting)
+    group = in_collective[0].last_collective.ranks
+    members = [report for report in reports if report.rank in group] or reports
+    newest = max((_sequence(report) for report in members), default=-1)
+    behind = [report for report in members if _sequence(report) < newest]
+    if behind:
+        laggard = min(behind, key=_sequence)
+        others = next(report for report in members if _sequence(report) == newest).last_collective
+        verb = "returned" if laggard.state == "returned" else "is elsewhere"
+        return laggard.rank, f"rank {laggard.rank} {verb} without the call the others wait in: {others}"
+    kinds = [_kind(report.last_collective) for report in members]
+    odd = min(members, key=lambda report: (kinds.count(_kind(report.last_collective)), -report.rank))
+    if kinds.count(_kind(odd.last_collective)) < len(kinds):
+        other = next(report for report in members if _kind(report.last_collective) != _kind(odd.last_collective))
+        return odd.rank, (
+            f"rank {odd.rank} is in {odd.last_collective}, while rank {other.rank} is in {other.last_collective}"
+        )
+    return waiting[0].rank, "all ranks wait in the same call"
+
+
+def _waiting_for_a_message(waiting: list[RankReport]) -> tuple[int, str]:
+    first = next((report for report in waiting if report.last_collective), waiting[0])
+    call = first.last_collective
+    if call is None or call.peer is None:
+        return first.rank, f"rank {first.rank} waits outside any collective"
+    other = "sent" if call.op == "recv" else "received"
+    return first.rank, f"rank {first.rank} waits in {call}, which rank {call.peer} never {other}"
+
+
+def _sequence(report: RankReport) -> int:
+    call = report.last_collective
+    return call.sequence if call and call.op not in POINT_TO_POINT else -1
+
+
+def _kind(call: Call | None) -> tuple:
+    return (call.op, call.dtype, call.shape, call.ranks) if call else ()
+
+
+def _short(file: str) -> str:
+    """Relative to the current folder where it lies below it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
