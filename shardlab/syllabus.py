@@ -8,6 +8,7 @@
 Everything that lists lessons (README table, command line, slides, checks) asks here, so a lesson is named once.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 
+from shardlab.bad_input import BadInput
+
 ROOT = Path(__file__).resolve().parents[1]
 STATUSES = ("ready", "planned")
 
 
-class UnknownLesson(LookupError):
+class UnknownLesson(BadInput, LookupError):
     """No lesson has this id or slug; the message suggests the nearest one."""
 
 
@@ -133,7 +136,11 @@ def lesson(name: str) -> Lesson:
 
 
 def _nearest(name: str) -> Lesson:
-    def likeness(candidate: Lesson) -> float:
-        return max(SequenceMatcher(None, name.lower(), other).ratio() for other in (candidate.id, candidate.slug))
+    """The lesson whose id or slug looks most like `name`; of several, the one with the nearest number."""
 
+    def likeness(candidate: Lesson) -> tuple[float, float]:
+        alike = max(SequenceMatcher(None, name.lower(), known).ratio() for known in (candidate.id, candidate.slug))
+        return alike, -abs(float(candidate.id) - number)
+
+    number = float(name) if re.fullmatch(r"\d+(\.\d+)?", name) else 0.0
     return max(lessons(), key=likeness)
