@@ -6,9 +6,22 @@ seconds, naming rank, collective, file and line. No process, port or file outliv
 `device()` and `torchrun_ranks()` make the same code run under torchrun, on CPU with gloo or on GPUs with NCCL.
 """
 
+from shardlab.ranks.compat import all_gather_single, reduce_scatter_single
 from shardlab.ranks.device import device
 from shardlab.ranks.pool import RankPool, run_ranks
 from shardlab.ranks.report import RankError, RankReport
+from shardlab.ranks.torchrun import TorchrunRank, torchrun_ranks
 from shardlab.ranks.wire import Record
 
-__all__ = ["RankError", "RankPool", "RankReport", "Record", "device", "run_ranks"]
+__all__ = [
+    "RankError",
+    "RankPool",
+    "RankReport",
+    "Record",
+    "TorchrunRank",
+    "all_gather_single",
+    "device",
+    "reduce_scatter_single",
+    "run_ranks",
+    "torchrun_ranks",
+]

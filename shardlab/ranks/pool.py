@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from shardlab.not_attempted import NotAttempted
 from shardlab.ranks.call_folder import CallFolder, Request
 from shardlab.ranks.processes import TAG
 from shardlab.ranks.rank import shared_memory_prefix
 from shardlab.ranks.report import RankError, RankReport, build_reports, find_cause
+from shardlab.ranks.sending import to_bytes
 from shardlab.ranks.supervise import Ending
 
 START_METHODS = ("fork", "spawn")
@@ -225,18 +224,9 @@ def _check(
 def _write_inputs(
     folder: CallFolder, fn: Callable[..., Any], args: Sequence[Any], per_rank: Sequence[Any] | None
 ) -> None:
-    try:
-        folder.call.write_bytes(cloudpickle.dumps((fn, args)))
-        for rank, item in enumerate(per_rank or ()):
-            folder.input(rank).write_bytes(cloudpickle.dumps(item))
-    except OSError:
-        raise
-    except Exception as error:
-        name = getattr(fn, "__qualname__", repr(fn))
-        raise ValueError(
-            f"{name} or its arguments cannot be sent to the ranks ({error}): build processes' own things, such as "
-            "groups, files and locks, inside the function"
-        ) from error
+    folder.call.write_bytes(to_bytes((fn, args)))
+    for rank, item in enumerate(per_rank or ()):
+        folder.input(rank).write_bytes(to_bytes(item))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from shardlab.observe.calls import POINT_TO_POINT, Call
 from shardlab.ranks import wire
 from shardlab.ranks.call_folder import CallFolder
-from shardlab.ranks.stack import Frame, read_stack, user_frame
+from shardlab.ranks.stack import Frame, read_stack, torch_call, user_frame
 from shardlab.ranks.status_page import read_last_call
 from shardlab.ranks.supervise import Ending, Fate
 
@@ -42,6 +42,7 @@ class RankReport:
         traceback: of the exception, from the caller's function on; of a hung rank, where it stands.
         last_collective: the last call it began, None: none.
         file, line: where it raised or stands, the innermost line outside torch and the kit ("" and 0: unknown).
+        inside: the function of torch that line called, where a hung rank waits.
         finished: when it finished, seconds on the monotonic clock; None: it did not.
         output: what it wrote to stdout and stderr.
     """
@@ -55,6 +56,7 @@ class RankReport:
     last_collective: Call | None = None
     file: str = ""
     line: int = 0
+    inside: str = ""
     finished: float | None = None
     output: str = ""
 
@@ -74,12 +76,19 @@ class RankReport:
 
     @property
     def where(self) -> str:
-        return f"{_short(self.file)}:{self.line}" if self.file else "unknown place"
+        """Where it raised or stands; of a rank that is gone or done, where its last collective was."""
+        if not self.file and self.last_collective:
+            return f"{_short(self.last_collective.file)}:{self.last_collective.line}"
+        return f"{_short(self.file)}:{self.line}" if self.file else ""
 
     def headline(self) -> str:
         """One line: who, what, where."""
-        what = f"{self.error_type}: {self.message}" if self.error_type else self.message
-        return f"rank {self.rank} {self.state} at {self.where}: {what}"
+        parts = [f"rank {self.rank} {self.state}"]
+        if self.where:
+            parts.append(f" at {self.where}")
+        if what := f"{self.error_type}: {self.message}" if self.error_type else self.message:
+            parts.append(f": {what}")
+        return "".join(parts)
 
 
 class RankError(RuntimeError):
@@ -100,7 +109,9 @@ class RankError(RuntimeError):
 
     def __str__(self) -> str:
         cause = self.reports[self.cause]
-        parts = [cause.headline(), self.diagnosis, self._table(), _indented(cause.traceback)]
+        headline = cause.headline() if cause.failed else self.diagnosis
+        diagnosis = self.diagnosis if cause.failed else ""
+        parts = [headline, diagnosis, self._table(), _indented(cause.traceback)]
         return "\n".join(part for part in parts if part)
 
     def _table(self) -> str:
@@ -108,7 +119,7 @@ class RankError(RuntimeError):
         first = [self.reports[self.cause]]
         for report in first + [other for other in self.reports if other.rank != self.cause]:
             last = str(report.last_collective) if report.last_collective else "none"
-            rows.append((str(report.rank), report.state, last, report.where))
+            rows.append((str(report.rank), report.state, last, report.where or "-"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -117,7 +128,7 @@ def build_reports(folder: CallFolder, ending: Ending) -> tuple[list[RankReport],
     """Each rank's report, and the value of each that returned."""
     reports, values = [], []
     for rank, fate in enumerate(ending.fates):
-        outcome = _read_outcome(folder, rank)
+        outcome = {} if fate.stuck else _read_outcome(folder, rank)
         values.append(outcome.pop("value", None))
         seen = {
             "rank": rank,
@@ -147,13 +158,12 @@ def _read_output(folder: CallFolder, rank: int, most: int = 1 << 20) -> str:
 
 def _without_outcome(folder: CallFolder, rank: int, fate: Fate, how: str) -> dict[str, Any]:
     """A rank that wrote no result: it ended, or stands somewhere."""
-    if fate.exit_status is not None:
-        last = read_last_call(folder.status(rank))
-        place = {"file": last.file, "line": last.line} if last else {}
-        return {**_ended(fate.exit_status), **place, "finished": fate.finished}
+    if not fate.stuck:
+        return {**_ended(fate.exit_status), "finished": fate.finished}
     frames = read_stack(folder.stack(rank))
-    frame = user_frame(frames)
-    place = {"file": frame.file, "line": frame.line} if frame else {}
+    place = {}
+    if frame := user_frame(frames):
+        place = {"file": frame.file, "line": frame.line, "inside": torch_call(frames)}
     message = "it was stopped (SIGSTOP)" if fate.stopped else _HUNG[how]
     return {
         "state": "stopped" if fate.stopped else "hung",
@@ -204,40 +214,45 @@ def find_cause(reports: list[RankReport]) -> tuple[int, str]:
 def _odd_one_out(reports: list[RankReport]) -> tuple[int, str]:
     """Who called something else, or nothing, where the others wait in a collective of their group."""
     waiting = [report for report in reports if report.failed]
-    in_collective = [r for r in waiting if r.last_collective and r.last_collective.op not in POINT_TO_POINT]
-    if not in_collective:
-        return _waiting_for_a_message(waiting)
-    group = in_collective[0].last_collective.ranks
-    members = [report for report in reports if report.rank in group] or reports
-    newest = max((_sequence(report) for report in members), default=-1)
-    behind = [report for report in members if _sequence(report) < newest]
-    if behind:
-        laggard = min(behind, key=_sequence)
-        others = next(report for report in members if _sequence(report) == newest).last_collective
-        verb = "returned" if laggard.state == "returned" else "is elsewhere"
-        return laggard.rank, f"rank {laggard.rank} {verb} without the call the others wait in: {others}"
+    returned = [report for report in reports if not report.failed]
+    collective = next((r.last_collective for r in waiting if r.last_collective and not _is_p2p(r)), None)
+    if collective is None:
+        return _outside_collectives(waiting, returned)
+    members = [report for report in reports if report.rank in collective.ranks]
+    newest = max(members, key=_sequence)
+    behind = min(members, key=_sequence)
+    if _sequence(behind) < _sequence(newest):
+        verb = "is elsewhere" if behind.failed else "returned"
+        return behind.rank, f"rank {behind.rank} {verb} without the call the others wait in: {newest.last_collective}"
     kinds = [_kind(report.last_collective) for report in members]
     odd = min(members, key=lambda report: (kinds.count(_kind(report.last_collective)), -report.rank))
-    if kinds.count(_kind(odd.last_collective)) < len(kinds):
-        other = next(report for report in members if _kind(report.last_collective) != _kind(odd.last_collective))
-        return odd.rank, (
-            f"rank {odd.rank} is in {odd.last_collective}, while rank {other.rank} is in {other.last_collective}"
-        )
-    return waiting[0].rank, "all ranks wait in the same call"
+    other = next((m for m in members if _kind(m.last_collective) != _kind(odd.last_collective)), None)
+    if other is None:
+        return waiting[0].rank, "all ranks wait in the same call"
+    return odd.rank, f"rank {odd.rank} is in {odd.last_collective}, rank {other.rank} in {other.last_collective}"
 
 
-def _waiting_for_a_message(waiting: list[RankReport]) -> tuple[int, str]:
-    first = next((report for report in waiting if report.last_collective), waiting[0])
-    call = first.last_collective
-    if call is None or call.peer is None:
-        return first.rank, f"rank {first.rank} waits outside any collective"
-    other = "sent" if call.op == "recv" else "received"
-    return first.rank, f"rank {first.rank} waits in {call}, which rank {call.peer} never {other}"
+def _outside_collectives(waiting: list[RankReport], returned: list[RankReport]) -> tuple[int, str]:
+    """Ranks that wait for a message, or in something like `new_group` that others have not come to."""
+    first = next((report for report in waiting if _is_p2p(report)), None)
+    if first is not None:
+        call = first.last_collective
+        missing = "sent" if call.op == "recv" else "received"
+        return first.rank, f"rank {first.rank} waits in {call}, which the other side never {missing}"
+    first = waiting[0]
+    place = first.inside or "a wait of its own"
+    if returned:
+        return returned[0].rank, f"rank {returned[0].rank} returned while rank {first.rank} waits in {place}"
+    return first.rank, f"rank {first.rank} waits in {place}"
+
+
+def _is_p2p(report: RankReport) -> bool:
+    return report.last_collective is not None and report.last_collective.op in POINT_TO_POINT
 
 
 def _sequence(report: RankReport) -> int:
     call = report.last_collective
-    return call.sequence if call and call.op not in POINT_TO_POINT else -1
+    return call.sequence if call and not _is_p2p(report) else -1
 
 
 def _kind(call: Call | None) -> tuple:
@@ -245,7 +260,9 @@ def _kind(call: Call | None) -> tuple:
 
 
 def _short(file: str) -> str:
-    """Relative to the current folder where it lies below it."""
+    """Relative to the current folder where it lies below it; a notebook's cells have no file of their own."""
+    if "ipykernel_" in file or file.startswith("<ipython-input"):
+        return "notebook cell"
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 

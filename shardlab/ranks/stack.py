@@ -14,6 +14,7 @@ from pathlib import Path
 from shardlab.observe.calls import TORCH_FOLDER
 
 _KIT = str(Path(__file__).parent) + os.sep
+_LOGGED = "wrapper"  # torch.distributed's logging decorator, around every call
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -70,6 +71,13 @@ def _parse(path: Path) -> list[Frame]:
         elif in_main and (match := _FRAME.match(line)):
             frames.append(Frame(match["file"], int(match["line"]), match["function"]))
     return frames
+
+
+def torch_call(frames: list[Frame]) -> str:
+    """The function of torch that the innermost user line called; empty where it called none."""
+    at = frames.index(user_frame(frames)) if user_frame(frames) else 0
+    called = [frame.function for frame in frames[:at] if frame.in_torch and frame.function != _LOGGED]
+    return called[-1] if called else ""
 
 
 def user_frame(frames: list[Frame]) -> Frame | None:

@@ -103,8 +103,8 @@ class Supervisor:
             for rank in range(self.request.ranks):
                 self.fates.append(Fate(self._start_rank(self.request, rank, pipes)))
             how = self._watch(pipes.doorbell)
-            if how not in ("returned", "cancelled"):
-                self._take_stacks()
+            if how != "returned":
+                self._freeze()
         finally:
             pipes.close()
             self._end_ranks()
@@ -169,16 +169,18 @@ class Supervisor:
     def _unfinished(self) -> list[tuple[int, int]]:
         return [(rank, fate.pid) for rank, fate in enumerate(self.fates) if fate.finished is None]
 
-    def _take_stacks(self) -> None:
-        """Where every unfinished rank stands; a stopped one cannot answer."""
+    def _freeze(self) -> None:
+        """Take the stack of every unfinished rank, then end it, before the others leave and it sees them go."""
         stuck = [(rank, fate) for rank, fate in enumerate(self.fates) if fate.finished is None]
         for _, fate in stuck:
             fate.stuck = True
-            if not fate.stopped:
+            if not fate.stopped:  # a stopped process cannot answer
                 ask_for_stack(fate.pid)
         for rank, fate in stuck:
             if not fate.stopped:
                 read_stack(self.folder.stack(rank), within=0.5)
+        for _, fate in stuck:
+            processes.kill(fate.pid)
 
     def _end_ranks(self) -> None:
         """Returned ranks are leaving by themselves; whatever else is there is ended, with all it started."""
