@@ -243,9 +243,10 @@ def _call_folder() -> Iterator[CallFolder]:
 
 def _raise(how: str, reports: list[RankReport]) -> None:
     cause, diagnosis = find_cause(reports)
-    exercise = reports[cause].exercise
-    if exercise is not None:
-        raise NotAttempted(exercise)
+    if reports[cause].exercise is not None:
+        missing = NotAttempted(reports[cause].exercise)
+        missing.add_note(f"open {reports[cause].where}")
+        raise missing
     for report in reports:
         _print_output(report)
     raise RankError(how, cause, reports, diagnosis)

@@ -8,6 +8,7 @@ from collections import ChainMap
 from typing import Any, ClassVar
 
 import cloudpickle
+import torch
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
@@ -16,8 +17,23 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     return build, tuple(code.co_filename if item == "<dynamic-code>" else item for item in arguments)
 
 
+def _reduce_torch_namespace(namespace: types.ModuleType) -> tuple[Any, ...]:
+    """``torch.ops`` and ``torch.classes`` sit in sys.modules but are no modules to pickle.
+
+    cloudpickle sends them along with any notebook function that uses torch and some attribute called ``ops``.
+    """
+    return getattr, (torch, namespace.__name__.removeprefix("torch."))
+
+
+_REDUCERS = {
+    types.CodeType: _reduce_code,
+    type(torch.ops): _reduce_torch_namespace,
+    type(torch.classes): _reduce_torch_namespace,
+}
+
+
 class _Pickler(cloudpickle.CloudPickler):
-    dispatch_table: ClassVar = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap(_REDUCERS, cloudpickle.CloudPickler.dispatch_table)
 
 
 def to_bytes(value: Any) -> bytes:
