@@ -1,0 +1,67 @@
+"""A submission laid over a copy of labs/, in a temporary folder of its own."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_FILE_BYTES = 2**20  # 1 MiB; a lab is some 10 KiB
+_GIVEN = ("__init__.py", "conftest.py")
+_LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+
+
+class SubmissionError(Exception):
+    """A folder that cannot be graded: one sentence that says why and what was expected."""
+
+
+@contextmanager
+def workspace(root: Path, submission: Path) -> Iterator[Path]:
+    """Folder with a ``labs/`` like that of the checkout at `root`, in which `submission`'s files replace their like.
+
+    Only files a learner writes are taken: what is not in labs/, scripts (``run_*.py``) and package files stay out.
+
+    Raises:
+        SubmissionError: `submission` is no folder, mirrors nothing, or holds a link or an oversized file.
+    """
+    files = submitted_files(root, submission)
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
+        place = Path(folder).resolve()
+        shutil.copytree(root / "labs", place / "labs", ignore=_LEFTOVERS)
+        for file in files:
+            shutil.copyfile(submission / file, place / "labs" / file)
+        yield place
+
+
+def submitted_files(root: Path, submission: Path) -> list[Path]:
+    """The files of `submission` that count, relative to it."""
+    if not submission.is_dir():
+        problem = "is not a folder" if submission.exists() else "does not exist"
+        raise SubmissionError(f'the submission "{submission}" {problem}: name a folder that mirrors labs/')
+    writable = _files_a_learner_writes(root / "labs")
+    files = [file for file in writable if os.path.lexists(submission / file)]
+    if not files:
+        wanted = f"it should hold {writable[0]}" if writable else "but labs/ itself holds no lab yet"
+        inner = submission / "labs"
+        hint = f'; did you mean "{inner}"?' if any((inner / file).is_file() for file in writable) else ""
+        raise SubmissionError(f'the submission "{submission}" mirrors nothing of labs/: {wanted} or the like{hint}')
+    for file in files:
+        _check(submission, file)
+    return files
+
+
+def _files_a_learner_writes(labs: Path) -> list[Path]:
+    files = (path.relative_to(labs) for path in sorted(labs.rglob("*.py")))
+    return [file for file in files if file.name not in _GIVEN and not file.name.startswith("run_")]
+
+
+def _check(submission: Path, file: Path) -> None:
+    for part in (file, *file.parents[:-1]):
+        if (submission / part).is_symlink():
+            raise SubmissionError(f'"{submission / part}" is a link: a submission holds the files themselves')
+    path = submission / file
+    if not path.is_file():
+        raise SubmissionError(f'"{path}" is not a regular file')
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise SubmissionError(f'"{path}" has {size:,} bytes; a submitted file may have {MAX_FILE_BYTES:,}')
