@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlab.observe.calls import TORCH_FOLDER
+from shardlab.observe.calls import LIBRARY_FOLDERS, TORCH_FOLDER, TORCH_LOGGER
 
-_KIT = str(Path(__file__).parent) + os.sep
-_LOGGED = "wrapper"  # torch.distributed's logging decorator, around every call
+_KIT = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("ranks", "grade"))
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -29,9 +28,13 @@ class Frame:
         return self.file.startswith(TORCH_FOLDER)
 
     @property
+    def in_library(self) -> bool:
+        return self.file.startswith(LIBRARY_FOLDERS)
+
+    @property
     def in_kit(self) -> bool:
         """Whether it is the machinery that runs ranks, of no interest to the caller."""
-        return self.file.startswith(_KIT) or self.file.startswith("<frozen")
+        return self.file.startswith((_KIT, "<frozen"))
 
 
 def dump_on_signal(path: Path) -> None:
@@ -76,10 +79,10 @@ def _parse(path: Path) -> list[Frame]:
 def torch_call(frames: list[Frame]) -> str:
     """The function of torch that the innermost user line called; empty where it called none."""
     at = frames.index(user_frame(frames)) if user_frame(frames) else 0
-    called = [frame.function for frame in frames[:at] if frame.in_torch and frame.function != _LOGGED]
+    called = [frame.function for frame in frames[:at] if frame.in_torch and frame.function != TORCH_LOGGER]
     return called[-1] if called else ""
 
 
 def user_frame(frames: list[Frame]) -> Frame | None:
-    """The innermost frame that is neither torch's nor the kit's."""
-    return next((frame for frame in frames if not frame.in_torch and not frame.in_kit), None)
+    """The innermost frame that is neither a library's nor the kit's."""
+    return next((frame for frame in frames if not frame.in_library and not frame.in_kit), None)
