@@ -34,7 +34,7 @@ class Frame:
     @property
     def in_kit(self) -> bool:
         """Whether it is the machinery that runs ranks, of no interest to the caller."""
-        return self.file.startswith((_KIT, "<frozen"))
+        return self.file.startswith((*_KIT, "<frozen"))
 
 
 def dump_on_signal(path: Path) -> None:
