@@ -78,6 +78,11 @@ class Lesson:
         names = ("slides", "notebook", "lab", "tests", "script", "solution")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def requirements(self) -> tuple[Path, ...]:
+        """The requirements files of its extras."""
+        return tuple(self.root / f"requirements-{track}.txt" for track in self.extras)
+
 
 @dataclass(frozen=True)
 class Day:

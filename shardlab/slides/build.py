@@ -1,6 +1,5 @@
 """Decks to HTML, and to PDF where Chromium is there, by one marp process for all of them."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,29 +21,24 @@ class Built:
     pdf: tuple[Path, ...]  # empty without Chromium
 
 
-def build(decks: Sequence[Path], out: Path, source: Path = HOME) -> Built:
+def build(decks: Sequence[Path], out: Path, source: Path = HOME, *, pdf: bool = True) -> Built:
     """Makes each of `decks` (Markdown under `source`) into `out`, folders and pictures as under `source`.
 
-    Installs marp on first use. BadInput when it cannot, or when marp refuses a deck.
+    PDF comes on top unless `pdf` is False or there is no Chromium. Installs marp on first use. BadInput when that
+    fails, or when marp refuses a deck.
     """
     marp = find_marp() or install_marp()
-    chromium = find_chromium()
+    chromium = find_chromium() if pdf else None
     shutil.rmtree(out, ignore_errors=True)
     staged = [_stage(deck, out, source) for deck in decks]
-    themes = ["--theme-set", str(HOME / "theme"), "--no-config-file"]
-    _run([marp, *themes, "--input-dir", out], {})
-    if chromium:
-        # Our own decks and pictures only: local files may be read, and the sandbox is left out where it cannot start.
-        local = ["--pdf", "--allow-local-files", "--browser-path", chromium, "--pdf-outlines", "--parallel", "2"]
-        _run([marp, *themes, *local, "--input-dir", out], {"CHROME_NO_SANDBOX": "1"})
+    command = [marp, "--no-config-file", "--theme-set", HOME / "theme", "--input-dir", out]
+    _run(command)
+    if chromium:  # our own decks only, so local pictures may be read; as root Chromium's sandbox cannot start
+        _run([*command, "--pdf", "--allow-local-files", "--browser-path", chromium, "--parallel", "2"])
     for deck in staged:
         deck.unlink()
-    made = [deck.with_suffix(suffix) for suffix in (".html", ".pdf") for deck in staged]
-    missing = [path.name for path in made if not path.exists() and (chromium or path.suffix == ".html")]
-    if missing:
-        raise BadInput(f"marp made no {', '.join(missing)}; run it by hand to see why: {marp} {decks[0]}")
-    html = tuple(path for path in made if path.suffix == ".html")
-    return Built(html, tuple(path for path in made if path.suffix == ".pdf" and path.exists()))
+    html = tuple(deck.with_suffix(".html") for deck in staged)
+    return Built(html, tuple(page.with_suffix(".pdf") for page in html if chromium))
 
 
 def _stage(deck: Path, out: Path, source: Path) -> Path:
@@ -59,12 +53,9 @@ def _stage(deck: Path, out: Path, source: Path) -> Path:
     return Path(shutil.copy(deck, target))
 
 
-def _run(command: Sequence[Path | str], extra_environment: dict[str, str]) -> None:
-    environment = os.environ | extra_environment
+def _run(command: Sequence[Path | str]) -> None:
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         raise BadInput(f"marp did not finish within {TIMEOUT} s; run `make slides` again.") from None
     if done.returncode:

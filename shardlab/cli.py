@@ -1,0 +1,138 @@
+"""The command line: `shardlab tour, lab, test, status, doctor, slides, release`.
+
+Every command imports what it needs when it runs, so that `--help` answers at once. Bad input is one sentence on
+stderr and exit code 2.
+"""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardlab.bad_input import BadInput
+from shardlab.syllabus import ROOT, Lesson, lesson, lessons
+
+app = typer.Typer(
+    help="Distributed training of large models, learned by building it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback is for us, and plain it is easier to report
+)
+
+Which = Annotated[str | None, typer.Argument(metavar="LESSON", help='id or slug, as "1.3" or "collectives"')]
+
+
+@app.command()
+def tour() -> None:
+    """Train a small GPT every way the course teaches, on 4 ranks, and compare; about a minute."""
+    from shardlab.tour import run_tour
+
+    run_tour()
+
+
+@app.command()
+def lab(
+    which: Which = None,
+    port: Annotated[int | None, typer.Option(help="only this port; without it the first free from 8888 on")] = None,
+) -> None:
+    """Open JupyterLab on the course, or on the notebook of one lesson."""
+    from shardlab.lab import open_lab
+
+    open_lab(ROOT, _ready(which).notebook if which else None, port)
+
+
+@app.command()
+def test(
+    which: Which = None,
+    submission: Annotated[Path | None, typer.Option(metavar="DIR", help="grade this folder, a mirror of labs/")] = None,
+) -> None:
+    """Run the graded tests of a lesson, or of all; closes with a table of points."""
+    from shardlab.grade.status import run_tests
+
+    raise typer.Exit(run_tests(_ready(which) if which else None, submission))
+
+
+@app.command()
+def status() -> None:
+    """Show your points per exercise, as your last tests left them."""
+    from rich.console import Console
+
+    from shardlab.grade.points import table
+    from shardlab.grade.status import scores
+
+    Console().print(table(scores()))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what works on this machine, what is missing, and the command that brings it."""
+    from rich.console import Console
+
+    from shardlab.doctor import examine, report
+
+    raise typer.Exit(0 if report(examine(), Console()) else 1)
+
+
+@app.command()
+def slides() -> None:
+    """Build every deck into build/slides: HTML, and PDF where Chromium is there."""
+    from shardlab.slides import build
+
+    decks = [each.slides for each in lessons(ready=True)]
+    built = build(decks, ROOT / "build" / "slides")
+    for page in (*built.html, *built.pdf):
+        print(page.relative_to(ROOT))
+    if not built.pdf:
+        print("No PDF: Chromium was not found; `shardlab doctor` says how to install it.")
+
+
+@app.command()
+def release(
+    check: Annotated[
+        bool, typer.Option("--check", help="write nothing; exit code 1 when something has drifted")
+    ] = False,
+) -> None:
+    """Write labs/ from solutions/, and the README's table of lessons from syllabus.toml (for authors)."""
+    from shardlab.grade.release import drifted
+    from shardlab.grade.release import release as write_labs
+    from shardlab.upkeep import readme_is_fresh, refresh_readme
+
+    if check:
+        stale = [*drifted(ROOT), *([] if readme_is_fresh(ROOT) else [Path("README.md")])]
+        for path in stale:
+            print(f"{path} is not what `make release` writes from solutions/ and syllabus.toml", file=sys.stderr)
+        raise typer.Exit(1 if stale else 0)
+    for path in write_labs(ROOT):
+        print(f"wrote {path}")
+    if refresh_readme(ROOT):
+        print("wrote README.md")
+
+
+def _ready(name: str) -> Lesson:
+    """The lesson a person named; BadInput while it is only planned."""
+    found = lesson(name)
+    if not found.ready:
+        ready = ", ".join(f"{each.id} {each.slug}" for each in lessons(ready=True))
+        raise BadInput(f"lesson {found.id} {found.slug} is planned, not written yet; ready: {ready or 'none'}.")
+    return found
+
+
+def main() -> None:
+    """Entry point of the `shardlab` command."""
+    try:
+        app()
+    except BadInput as error:
+        _refuse(str(error))
+    except PermissionError as error:
+        _refuse(f"{error.filename} may not be written; make it yours, or copy the course to a folder of your own.")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _refuse("the disk is full; free some room (`make clean` drops what can be made again) and run again.")
+
+
+def _refuse(sentence: str) -> None:
+    print(f"shardlab: {sentence}", file=sys.stderr)
+    sys.exit(2)
