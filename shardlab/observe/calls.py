@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import sysconfig
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,9 @@ from torch._C import DispatchKey, DispatchKeySet
 from shardlab.observe.standard import Payload, sent_bytes
 
 TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
+LIBRARY_FOLDERS = (TORCH_FOLDER, *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 THIS_FILE = __file__
+TORCH_LOGGER = "wrapper"  # the decorator around every function of torch.distributed
 POINT_TO_POINT = ("send", "recv")
 
 
@@ -50,7 +53,7 @@ class Call:
         async_op: the caller got a handle instead of waiting.
         sequence: how many collectives (or point-to-point calls) this rank had made on this group before this one.
         peer: global rank of the other side of a send or recv (None: not point-to-point, or any source).
-        file, line: the caller's line, the innermost one outside torch.
+        file, line: the caller's line, the innermost one outside torch and other libraries.
     """
 
     op: str
@@ -229,15 +232,15 @@ def _describe(op: str, payload: Payload, group: dist.ProcessGroup, async_op: boo
 
 
 def _caller() -> tuple[str, int, str]:
-    """File and line of the innermost frame outside torch, and the torch function it called."""
+    """File and line of the innermost frame outside libraries, and the function of torch called last below it."""
     frame = sys._getframe(1)
     inner = ""
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file != THIS_FILE and not file.startswith(TORCH_FOLDER):
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(TORCH_FOLDER):
+            inner = inner if function == TORCH_LOGGER else function
+        elif file != THIS_FILE and not file.startswith(LIBRARY_FOLDERS):
             return file, frame.f_lineno, inner
-        if file != THIS_FILE and frame.f_code.co_name != "wrapper":  # torch's logging decorator
-            inner = frame.f_code.co_name
         frame = frame.f_back
     return "(autograd thread)", 0, inner
 

@@ -96,6 +96,7 @@ def main(descriptor: int, start_method: str) -> None:
         pass
     finally:
         kill_descendants()
+        os._exit(0)  # tearing down all that was imported takes longer than many a call
 
 
 if __name__ == "__main__":

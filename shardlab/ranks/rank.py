@@ -85,8 +85,8 @@ def _rank_variables(rank: int, ranks: int) -> dict[str, str]:
 
 
 def shared_memory_prefix(folder_name: str) -> str:
-    """Names of the shared memory a call's ranks create begin so; the caller removes what they left."""
-    return f"psm_{folder_name.rpartition('-')[2]}_"
+    """Names of the shared memory a call's ranks create begin so (9 characters, all that Python leaves room for)."""
+    return f"s{folder_name.rpartition('-')[2]}"
 
 
 def _name_shared_memory() -> None:
