@@ -57,12 +57,10 @@ def test(
 @app.command()
 def status() -> None:
     """Show your points per exercise, as your last tests left them."""
-    from rich.console import Console
-
-    from shardlab.grade.points import table
+    from shardlab.grade.points import print_table
     from shardlab.grade.status import scores
 
-    Console().print(table(scores()))
+    print_table(scores())
 
 
 @app.command()

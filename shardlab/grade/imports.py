@@ -26,7 +26,7 @@ def with_import(source: str, module: str, name: str) -> str:
         lines.insert(ours[-1].end_lineno, statement)
     else:
         before = (docstring + top)[-1:]
-        lines.insert(before[0].end_lineno if before else 0, f"\n{statement}" if before else f"{statement}\n\n")
+        lines.insert(before[0].end_lineno if before else 0, f"\n{statement}" if before else f"{statement}\n")
     return "".join(lines)
 
 

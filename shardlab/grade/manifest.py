@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from shardlab.bad_input import BadInput
 from shardlab.grade.course import Course
 from shardlab.grade.source import definitions
 from shardlab.syllabus import Lesson
@@ -31,7 +32,7 @@ class Exercise:
     points: int
 
 
-class ManifestError(ValueError):
+class ManifestError(BadInput):
     """A mark in a lesson's tests that cannot be right: file, line and what to write instead."""
 
 

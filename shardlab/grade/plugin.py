@@ -4,6 +4,7 @@ Every pytest run in this environment imports this file, also one of a project th
 So it imports next to nothing, and outside a checkout of the course it adds no option, no fixture and no hook.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start again, with our own configuration, where pytest took the folder after `--submission` for a test folder.
 
     pytest looks for its configuration before it knows this option; a submission outside the checkout leads it astray.
     """
-    if not config.getoption("submission", None) or _is_checkout(config.rootpath):
-        return None
-    root = _checkout_above(config.invocation_params.dir)
-    return pytest.main([f"--config-file={root / 'pyproject.toml'}", *config.invocation_params.args])
+    given = getattr(early_config.known_args_namespace, "submission", None)
+    if given is not None and not _is_checkout(early_config.rootpath):
+        root = _checkout_above(early_config.invocation_params.dir)
+        sys.exit(pytest.main([f"--config-file={root / 'pyproject.toml'}", *early_config.invocation_params.args]))
 
 
 def _is_checkout(folder: Path) -> bool:

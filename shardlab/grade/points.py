@@ -1,15 +1,13 @@
 """Points of exercises: how a run earned them, and the table of them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from itertools import groupby
 
 from shardlab.grade.manifest import Exercise
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from shardlab.show import table
 
 PASSED, FAILED, UNATTEMPTED, SKIPPED = "passed", "failed", "not attempted", "skipped"
 
@@ -64,29 +62,17 @@ def where(exercise: Exercise) -> str:
     return f"not attempted: open {exercise.lesson.lab.relative_to(exercise.lesson.root)}"
 
 
-def table(scores: Iterable[Score]) -> "Table":
-    """Rich table of `scores`, lesson by lesson, with the sum of all."""
-    from rich.table import Table
-    from rich.text import Text
-
-    result = Table(title="Points", title_justify="left", show_footer=True)
-    scores = list(scores)
-    earned, points = sum(score.earned for score in scores), sum(score.exercise.points for score in scores)
-    result.add_column("lesson", "all")
-    result.add_column("exercise")
-    result.add_column("points", f"{_decimal(earned)} of {points}", justify="right")
-    result.add_column("")
-    before = None
-    for score in scores:
-        lesson = score.exercise.lesson
-        heading = f"{lesson.id} {lesson.slug}" if lesson != before else ""
-        result.add_section() if heading and before else None
-        before = lesson
-        style = "green" if score.earned == score.exercise.points else "yellow" if score.earned else ""
-        share = f"{_decimal(score.earned)} of {score.exercise.points}"
-        result.add_row(heading, score.exercise.name, Text(share, style), score.remark)
-    return result
+def print_table(scores: Sequence[Score]) -> None:
+    """Print `scores`, lesson by lesson, and their sum."""
+    rows = []
+    for lesson, of_lesson in groupby(scores, lambda score: score.exercise.lesson):
+        heading = f"{lesson.id} {lesson.slug}"
+        for score in of_lesson:
+            rows.append((heading, score.exercise.name, _of(score.earned, score.exercise.points), score.remark))
+            heading = ""
+    total = _of(sum(score.earned for score in scores), sum(score.exercise.points for score in scores))
+    table("Points", ["lesson", "exercise", "points", ""], [*rows, ("all", "", total, "")])
 
 
-def _decimal(points: Fraction) -> str:
-    return f"{float(points):.2f}".rstrip("0").rstrip(".")
+def _of(earned: Fraction, points: int) -> str:
+    return f"{float(earned):.2f}".rstrip("0").rstrip(".") + f" of {points}"

@@ -8,10 +8,12 @@ file with each such block replaced by ``raise NotAttempted("1.3 ring_all_reduce"
 import ast
 import io
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from shardlab.bad_input import BadInput
 from shardlab.grade.course import Course
 from shardlab.grade.imports import with_import
 from shardlab.show import write_text
@@ -20,7 +22,7 @@ from shardlab.syllabus import Lesson
 BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
 
 
-class ReleaseError(ValueError):
+class ReleaseError(BadInput):
     """A solution no lab can be made from: file, line and what is wrong there."""
 
 
@@ -80,11 +82,11 @@ class _Block:
 
 def lab_text(solution: str, lesson: Lesson, shown: Path) -> str:
     """The lab's source for a solution's; `shown` is the file that errors name."""
-    blocks = _blocks(solution, shown)
     try:
         tree = ast.parse(solution)
     except SyntaxError as error:
         raise ReleaseError(f"{shown}:{error.lineno}: {error.msg}") from None
+    blocks = _blocks(solution, shown)
     lines = solution.splitlines(keepends=True)
     for block in reversed(blocks):
         name = _name_around(tree, block, shown)
@@ -100,7 +102,7 @@ def lab_text(solution: str, lesson: Lesson, shown: Path) -> str:
 def _blocks(solution: str, shown: Path) -> list[_Block]:
     blocks: list[_Block] = []
     begin: tokenize.TokenInfo | None = None
-    for token in _comments(solution, shown):
+    for token in _comments(solution):
         line = token.start[0]
         if token.string == BEGIN:
             if begin:
@@ -118,13 +120,11 @@ def _blocks(solution: str, shown: Path) -> list[_Block]:
     return blocks
 
 
-def _comments(solution: str, shown: Path) -> list[tokenize.TokenInfo]:
+def _comments(solution: str) -> Iterator[tokenize.TokenInfo]:
     """Comments that have a line to themselves."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(solution).readline))
-    except (tokenize.TokenError, IndentationError) as error:
-        raise ReleaseError(f"{shown}: {error.args[0]}") from None
-    return [token for token in tokens if token.type == tokenize.COMMENT and token.line.strip() == token.string]
+    for token in tokenize.generate_tokens(io.StringIO(solution).readline):
+        if token.type == tokenize.COMMENT and token.line.strip() == token.string:
+            yield token
 
 
 def _name_around(tree: ast.Module, block: _Block, shown: Path) -> str:

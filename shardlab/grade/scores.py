@@ -1,6 +1,8 @@
 """Adds up the points of a run from its reports, so that it works the same under pytest-xdist, and shows them."""
 
+import io
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from fractions import Fraction
 
 import pytest
@@ -9,7 +11,7 @@ from shardlab.grade import status
 from shardlab.grade.course import Course
 from shardlab.grade.manifest import Exercise, exercises, lab_in
 from shardlab.grade.marks import CASE_PROPERTY
-from shardlab.grade.points import FAILED, PASSED, SKIPPED, UNATTEMPTED, Score, Tally, table, where
+from shardlab.grade.points import FAILED, PASSED, SKIPPED, UNATTEMPTED, Score, Tally, print_table, where
 from shardlab.grade.runs import COURSE, LABS_ROOT, submission_folder
 from shardlab.grade.skips import NOT_ATTEMPTED_PROPERTY
 from shardlab.grade.source import definitions
@@ -47,16 +49,13 @@ class _Points:
                 self._config.issue_config_time_warning(pytest.PytestWarning(f"points are not kept: {error}"), 2)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from rich.console import Console
-
         scores = [tally.score() for tally in self._tallies()]
         tested = {score.exercise.lesson for score in scores}
         scores += [score for lesson in self._stopped_notebooks - tested for score in self._unwritten(lesson)]
         if scores:
-            console = Console(width=terminalreporter._tw.fullwidth, highlight=False)
-            with console.capture() as capture:
-                console.print(table(scores))
-            terminalreporter.write(f"\n{capture.get()}")
+            with redirect_stdout(io.StringIO()) as printed:
+                print_table(scores)
+            terminalreporter.write(f"\n{printed.getvalue()}")
 
     def _tallies(self) -> list[Tally]:
         """What was reported of each exercise, in the order of the course."""

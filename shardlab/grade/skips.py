@@ -30,7 +30,7 @@ class Unattempted(pytest.skip.Exception):
         self.line = line
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's own wrappers, which must see the skip end the set-up
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     if exercise := item.stash.get(EXERCISE, None):
         lab = definitions(lab_in(item.config.stash[LABS_ROOT], exercise.lesson))

@@ -25,7 +25,7 @@ def run_tests(lesson: Lesson | None = None, submission: Path | None = None) -> i
     """
     chosen = [lesson] if lesson else lessons(ready=True)
     options = [f"--submission={submission.expanduser().absolute()}"] if submission else []
-    command = [sys.executable, "-m", "pytest", "-q", *options, *(str(one.tests) for one in chosen)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *options, *(str(one.tests) for one in chosen)]
     run = subprocess.Popen(command, cwd=ROOT)
     while True:
         try:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shardlab.bad_input import BadInput
+from shardlab.grade.course import Course
+
 MAX_FILE_BYTES = 2**20  # 1 MiB; a lab is some 10 KiB
-_GIVEN = ("__init__.py", "conftest.py")
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
 
 
-class SubmissionError(Exception):
+class SubmissionError(BadInput):
     """A folder that cannot be graded: one sentence that says why and what was expected."""
 
 
@@ -20,7 +22,7 @@ class SubmissionError(Exception):
 def workspace(root: Path, submission: Path) -> Iterator[Path]:
     """Folder with a ``labs/`` like that of the checkout at `root`, in which `submission`'s files replace their like.
 
-    Only files a learner writes are taken: what is not in labs/, scripts (``run_*.py``) and package files stay out.
+    Only the labs of lessons are taken, which a learner writes: scripts, package files and anything else stay out.
 
     Raises:
         SubmissionError: `submission` is no folder, mirrors nothing, or holds a link or an oversized file.
@@ -39,7 +41,7 @@ def submitted_files(root: Path, submission: Path) -> list[Path]:
     if not submission.is_dir():
         problem = "is not a folder" if submission.exists() else "does not exist"
         raise SubmissionError(f'the submission "{submission}" {problem}: name a folder that mirrors labs/')
-    writable = _files_a_learner_writes(root / "labs")
+    writable = _files_a_learner_writes(root)
     files = [file for file in writable if os.path.lexists(submission / file)]
     if not files:
         wanted = f"it should hold {writable[0]}" if writable else "but labs/ itself holds no lab yet"
@@ -51,9 +53,10 @@ def submitted_files(root: Path, submission: Path) -> list[Path]:
     return files
 
 
-def _files_a_learner_writes(labs: Path) -> list[Path]:
-    files = (path.relative_to(labs) for path in sorted(labs.rglob("*.py")))
-    return [file for file in files if file.name not in _GIVEN and not file.name.startswith("run_")]
+def _files_a_learner_writes(root: Path) -> list[Path]:
+    """The labs of all lessons, relative to labs/; scripts, package files and helpers there are given."""
+    labs = (lesson.lab for lesson in Course(root).lessons.values())
+    return [lab.relative_to(root / "labs") for lab in labs if lab.is_file()]
 
 
 def _check(submission: Path, file: Path) -> None:
