@@ -41,9 +41,8 @@ def mfu(step_flops: int, seconds: float, peak_flops: float) -> float:
         peak_flops: FLOP/s of the hardware that did it, all devices together.
     """
     if step_flops < 0 or seconds <= 0 or peak_flops <= 0:
-        raise ValueError(
-            f"mfu needs step_flops >= 0 and seconds, peak_flops > 0: {step_flops}, {seconds}, {peak_flops}"
-        )
+        given = f"step_flops={step_flops}, seconds={seconds}, peak_flops={peak_flops}"
+        raise ValueError(f"mfu needs step_flops >= 0, seconds > 0 and peak_flops > 0, not {given}")
     return step_flops / seconds / peak_flops
 
 
