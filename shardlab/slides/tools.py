@@ -33,11 +33,11 @@ def find_marp() -> Path | None:
 
 
 def install_marp() -> Path:
-    """Makes slides/node_modules as the lock file says; the stamp comes last, so an interrupted install starts anew."""
+    """Makes slides/node_modules as the lock file says; the stamp comes last, so an interrupted install begins again."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if not node or not npm:
         raise BadInput(
-            "slides need Node.js 18 or newer with npm; `shardlab doctor` shows the command that installs it."
+            f"slides need Node.js {OLDEST_NODE} or newer with npm; `shardlab doctor` says how to install it."
         )
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").partition(".")[0]) < OLDEST_NODE:
