@@ -18,7 +18,11 @@ case "$*" in
     *python_version*) echo 3.9.2 ;;
     *ensurepip*) [ -z "$NO_ENSUREPIP" ] ;;
     "-m venv --clear .venv") echo venv >>asked; rm -rf .venv; mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-    "-m pip install"*) echo "$@" >>asked; if [ -n "$SLOW" ]; then echo >slow; sleep 60; fi; [ -z "$PIP_SAYS" ] || { echo "$PIP_SAYS"; exit 1; } ;;
+    "-m pip install"*)
+        echo "$@" >>asked
+        if [ -n "$SLOW" ]; then echo >slow; sleep 60; fi
+        [ -z "$PIP_SAYS" ] || { echo "$PIP_SAYS"; exit 1; }
+        ;;
 esac
 """
 
