@@ -12,6 +12,7 @@ operator runs, so that a call that never comes back is seen too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -168,10 +169,12 @@ def _scattered(arguments: Sequence[Any], ranks: int) -> list[int]:
 
 # --- the function in front of each operator -----------------------------------------------------------------------
 
-_BACKEND_KEYS = {
-    "cpu": DispatchKeySet(DispatchKey.CPU),
-    "cuda": DispatchKeySet(DispatchKey.CUDA),
-}
+
+@functools.cache
+def _backend_key(device_type: str) -> DispatchKeySet:
+    """The key of a device's kernels: ``CPU``, ``CUDA``, ``Meta``, ..."""
+    name = device_type.upper() if hasattr(DispatchKey, device_type.upper()) else device_type.capitalize()
+    return DispatchKeySet(getattr(DispatchKey, name))
 
 
 def _put_in_front(library: torch.library.Library, name: str) -> None:
@@ -187,7 +190,7 @@ def _put_in_front(library: torch.library.Library, name: str) -> None:
             call = _describe(op, payload_of(arguments, group.size()), group, _is_async(arguments, async_at))
             for listener in tuple(_listeners):
                 listener(call)
-        return operator.redispatch(_BACKEND_KEYS[_device_type(arguments)], *arguments)
+        return operator.redispatch(_backend_key(_device_type(arguments)), *arguments)
 
     library.impl(operator, observed, "BackendSelect")
 
