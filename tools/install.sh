@@ -70,7 +70,8 @@ explain_failure() {
 
 contents() { # of the stamp of part $1
     pwd
-    cat pyproject.toml requirements.txt
+    sed '/^\[tool/,$d' pyproject.toml # the package and its commands; settings of tools install nothing
+    cat requirements.txt
     if [ "$1" != core ]; then cat "requirements-$1.txt"; fi
 }
 

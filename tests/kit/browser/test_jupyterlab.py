@@ -4,9 +4,12 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 PATIENCE = 180  # seconds; the first open of JupyterLab takes long on a small machine
 
 
+@pytest.mark.slow
 def test_the_notebook_of_lesson_1_3_runs_to_its_end(page, jupyterlab, tmp_path):
     page.goto(jupyterlab.url, timeout=PATIENCE * 1000)
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=PATIENCE * 1000)

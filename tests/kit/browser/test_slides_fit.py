@@ -18,6 +18,7 @@ MEASURE = """() => [...document.querySelectorAll('section[data-marpit-pagination
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", [pytest.param(lesson, id=lesson.id) for lesson in lessons(ready=True)])
 def test_every_slide_fits(page, lesson, tmp_path):
     built = build([lesson.slides], tmp_path / "slides", pdf=False)

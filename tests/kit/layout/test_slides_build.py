@@ -43,6 +43,7 @@ def deck(tmp_path):
     return folder / "1_x.md"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_marp() is None, reason="marp is missing: `make slides` installs it")
 def test_a_deck_becomes_pages(deck, tmp_path):
     built = build([deck], tmp_path / "out", source=tmp_path / "source")
