@@ -15,6 +15,8 @@ import sys
 import threading
 from pathlib import Path
 
+import torch
+
 from shardlab.ranks.call_folder import Request
 from shardlab.ranks.processes import adopt_orphans, kill_descendants
 from shardlab.ranks.rank import rank_main
@@ -56,9 +58,13 @@ def _spawn_rank(request: Request, rank: int, pipes: Pipes) -> int:
 
 
 def _can_fork() -> bool:
-    """One thread only: another one may hold a lock that nobody in the child would ever release."""
+    """One thread only, as another may hold a lock that nobody in the child would ever release; and no CUDA driver yet.
+
+    CUDA in the *caller* does no harm: this is another process.
+    """
     tasks = Path("/proc/self/task")
-    return threading.active_count() == 1 and (not tasks.exists() or len(list(tasks.iterdir())) == 1)
+    threads = len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+    return threads == 1 and not torch.cuda.is_initialized()
 
 
 def _child_signals() -> int:
