@@ -8,7 +8,7 @@ as SVG or HTML (`Timeline`), tables on rank 0 (`table`), and results as JSON wit
 from shardlab.show.files import write_text
 from shardlab.show.palette import CATEGORY_COLOURS, RANK_COLOURS, category_colour, rank_colour
 from shardlab.show.rank_zero import is_rank_zero
-from shardlab.show.results import write_results
+from shardlab.show.results import usable_cores, write_results
 from shardlab.show.style import save_figure, use_style
 from shardlab.show.tables import table
 from shardlab.show.timeline import Span, Timeline
@@ -23,6 +23,7 @@ __all__ = [
     "rank_colour",
     "save_figure",
     "table",
+    "usable_cores",
     "use_style",
     "write_results",
     "write_text",
