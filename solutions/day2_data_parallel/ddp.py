@@ -614,9 +614,9 @@ class DataParallel(nn.Module):
         """Put the training loop inside when ranks may run out of data at different times.
 
         A rank that leaves the loop shadows the others: with zeros it takes part in their collectives until all are
-        out. The average is still over *all* ranks of the group (torch's default, ``divide_by_initial_world_size=True``):
-        an item weighs the same in the last step as in the first. Buffers then come from the first rank that still has
-        data. In the end every rank takes over parameters and buffers from one that was there to the last; the optimiser
+        out. The average stays that over *all* ranks of the group, so an item weighs the same in the last step as in the
+        first (torch's default, ``divide_by_initial_world_size=True``). Buffers then come from the first rank that still
+        has data. In the end every rank takes over parameters and buffers from one that was there to the last; optimiser
         states of the others lag behind, as in torch. Costs an all-reduce of one number per synchronising backward.
 
         Hints:
