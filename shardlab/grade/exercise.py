@@ -1,9 +1,12 @@
 """The mark of a graded test."""
 
-import pytest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 
-def exercise(lesson: str, name: str, *, points: int) -> pytest.MarkDecorator:
+def exercise(lesson: str, name: str, *, points: int) -> "pytest.MarkDecorator":
     """Mark a test as grading an exercise.
 
         @exercise("1.3", "ring_all_reduce", points=4)
@@ -22,4 +25,6 @@ def exercise(lesson: str, name: str, *, points: int) -> pytest.MarkDecorator:
     """
     if type(points) is not int or points < 1:
         raise ValueError(f"exercise {lesson} {name}: points must be a whole number of at least 1, not {points!r}")
+    import pytest  # here, because every rank imports this room for `rank_side`, and would pay 0.1 s for pytest
+
     return pytest.mark.exercise(lesson=lesson, name=name, points=points)
