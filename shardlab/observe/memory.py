@@ -204,7 +204,7 @@ class _SeeEveryTensor(TorchDispatchMode):
         for tensor in _tensors_in((args, kwargs)):
             if isinstance(tensor, torch.nn.Parameter):
                 self._memory._know_parameter(tensor)
-                self._memory.see(tensor, "parameter")
+                self._memory._claim(tensor, "parameter")
             else:
                 self._memory.see(tensor, "other")
         result = func(*args, **(kwargs or {}))

@@ -186,3 +186,14 @@ def reduce_in_the_block() -> int:
 def test_collectives_run_under_the_watch():
     peaks = run_ranks(reduce_in_the_block, 2)
     assert peaks[0] == peaks[1] >= 3 * 400
+
+
+def test_a_model_made_inside_the_block_is_counted_as_parameters():
+    with PeakMemory() as memory:
+        model = torch.nn.Linear(10, 20, device="meta").to_empty(device="cpu")
+        with torch.no_grad():
+            model.weight.copy_(torch.zeros(20, 10))
+            model.bias.zero_()
+        model(torch.zeros(3, 10)).sum().backward()
+    assert memory.live_by_kind["parameter"] == 4 * (20 * 10 + 20)
+    assert memory.live_by_kind["gradient"] == 4 * (20 * 10 + 20)
