@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 from shardlab.doctor.finding import Finding, limited, missing, pip_install, works
+from shardlab.show import usable_cores
 from shardlab.syllabus import ROOT
 
 GIB = 2**30
@@ -20,7 +21,7 @@ def checkout() -> Finding:
 
 
 def cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable: float = usable_cores()
     quota = _cgroup("cpu.max")
     if quota and quota[0] != "max":
         usable = min(usable, int(quota[0]) / int(quota[1]))
