@@ -1,0 +1,38 @@
+"""The lessons of this checkout under their own tests: labs nobody has touched get nothing, and nothing fails."""
+
+from pathlib import Path
+
+import pytest
+
+from shardlab.grade.marks import CASE_PROPERTY
+from shardlab.grade.release import lab_text
+from shardlab.grade.skips import NOT_ATTEMPTED_PROPERTY
+from shardlab.syllabus import ROOT, lessons
+
+
+class Outcomes:
+    """A plugin that remembers the tests of one run that were not skipped as not attempted."""
+
+    def __init__(self) -> None:
+        self.graded = 0
+        self.attempted: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties = dict(report.user_properties)
+        self.graded += report.when == "setup" and CASE_PROPERTY in properties
+        if report.failed or (report.when == "call" and NOT_ATTEMPTED_PROPERTY not in properties):
+            self.attempted.append(report.nodeid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", lessons(ready=True), ids=lambda lesson: lesson.slug)
+def test_an_untouched_lab_earns_nothing_and_fails_nothing(lesson, tmp_path: Path) -> None:
+    lab = tmp_path / "submission" / lesson.day / f"{lesson.slug}.py"
+    lab.parent.mkdir(parents=True)
+    lab.write_text(lab_text(lesson.solution.read_text(), lesson, lesson.solution))
+    outcomes = Outcomes()
+    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:nbval", "-p", "no:xdist"]
+    folders = [f"--rootdir={ROOT}", f"--basetemp={tmp_path / 'run'}", f"--submission={tmp_path / 'submission'}"]
+    assert pytest.main([*options, *folders, str(lesson.tests)], plugins=[outcomes]) == 0
+    assert outcomes.graded > 0
+    assert outcomes.attempted == []
