@@ -1,12 +1,14 @@
 """One look for everything the course shows.
 
 Figures in one matplotlib style with a fixed colour per rank (`use_style`, `rank_colour`, `save_figure`), schedules
-as SVG or HTML (`Timeline`), tables on rank 0 (`table`), and results as JSON with machine, versions and command
-(`write_results`). Pictures and pages need no network and come out the same, byte for byte, for the same numbers.
+as SVG or HTML (`Timeline`), tables and a progress bar on rank 0 (`table`, `progress`), and results as JSON with
+machine, versions and command (`write_results`). Pictures and pages need no network and come out the same, byte for
+byte, for the same numbers.
 """
 
 from shardlab.show.files import write_text
 from shardlab.show.palette import CATEGORY_COLOURS, RANK_COLOURS, category_colour, rank_colour
+from shardlab.show.progress import progress
 from shardlab.show.rank_zero import is_rank_zero
 from shardlab.show.results import usable_cores, write_results
 from shardlab.show.style import save_figure, use_style
@@ -20,6 +22,7 @@ __all__ = [
     "Timeline",
     "category_colour",
     "is_rank_zero",
+    "progress",
     "rank_colour",
     "save_figure",
     "table",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shardlab.show.rank_zero import is_rank_zero
 
 Cell = str | int | float
-"""Text as it is; numbers are set right, with thousands separators, floats to four significant digits."""
+"""Text as it is; numbers with thousands separators, floats to four digits. A column of numbers is set right."""
 
 UNLIMITED = 10_000  # characters
 
@@ -33,7 +33,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
 
     drawn = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
-        numeric = bool(rows) and not any(isinstance(row[index], str) for row in rows)
+        numeric = rows and all(is_number(row[index]) for row in rows)
         drawn.add_column(Text(name), justify="right" if numeric else "left")
     for row in rows:
         drawn.add_row(*(Text(format_cell(cell)) for cell in row))
@@ -42,6 +42,19 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
         needed = Console(width=UNLIMITED).measure(drawn).maximum
         console = Console(width=max(needed, len(title)))
     console.print(drawn)
+
+
+def is_number(cell: Cell) -> bool:
+    """Whether a cell is a number, or a number that is written out already.
+
+    >>> is_number(4), is_number("1.9e-07"), is_number("4 MiB")
+    (True, True, False)
+    """
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def format_cell(cell: Cell) -> str:

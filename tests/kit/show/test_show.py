@@ -73,11 +73,12 @@ def test_ink_is_chosen_by_contrast(colour, light):
 
 
 def test_a_table_aligns_numbers_and_prints_brackets_as_they_are(capsys):
-    show.table("Speed [of rings]", ["algorithm", "size (KiB)"], [["ring [mine]", 4], ["tree", 65536]])
+    columns = ["algorithm", "size (KiB)", "error"]
+    show.table("Speed [of rings]", columns, [["ring [mine]", 4, "1e-7"], ["tree", 65536, "0.001"]])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "Speed [of rings]"
-    assert " ring [mine]            4" in lines
-    assert " tree              65,536" in lines
+    assert " ring [mine]            4    1e-7" in lines
+    assert " tree              65,536   0.001" in lines
 
 
 def test_a_wide_table_is_not_cut_in_a_log(capsys):
