@@ -14,6 +14,7 @@ from pathlib import Path
 from shardlab.observe.calls import LIBRARY_FOLDERS, TORCH_FOLDER, TORCH_LOGGER
 
 _KIT = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("ranks", "grade"))
+_OUTERMOST = ("_run_module_as_main", "<module>")  # where a forked and a spawned rank's interpreter begins
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -62,18 +63,19 @@ def read_stack(path: Path, within: float = 0.0) -> list[Frame]:
 
 
 def _parse(path: Path) -> list[Frame]:
-    """The newest dump of the main thread in the file."""
+    """The newest whole dump of the main thread in the file; the one being written may still be short of frames."""
     lines = path.read_text().splitlines() if path.exists() else []
-    frames: list[Frame] = []
+    dumps: list[list[Frame]] = []
     in_main = False
     for line in lines[1:]:
         if "(most recent call first)" in line:
             in_main = lines[0] in line
             if in_main:
-                frames = []
+                dumps.append([])
         elif in_main and (match := _FRAME.match(line)):
-            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
-    return frames
+            dumps[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
+    whole = [frames for frames in dumps if frames and frames[-1].function in _OUTERMOST]
+    return whole[-1] if whole else []
 
 
 def torch_call(frames: list[Frame]) -> str:

@@ -21,6 +21,7 @@ GRACE = 1.0  # seconds the other ranks get to report what they saw of a failure,
 TICK = 0.5  # seconds between looks at the CPU clocks
 STALL = 4.0  # seconds without CPU time, all unfinished ranks waiting on a lock, that make a deadlock
 STALL_BLIND = 10.0  # the same where the system does not tell what a process waits for
+STACK_SECONDS = 3.0  # the longest a busy machine takes to run a signal handler
 IDLE_SHARE = 0.03  # of a core: a blocked gloo rank uses 0.4 %, the polling of a FileStore 1-2 %
 
 
@@ -178,7 +179,7 @@ class Supervisor:
                 ask_for_stack(fate.pid)
         for rank, fate in stuck:
             if not fate.stopped:
-                read_stack(self.folder.stack(rank), within=0.5)
+                read_stack(self.folder.stack(rank), within=STACK_SECONDS)
         for _, fate in stuck:
             processes.kill(fate.pid)
 
@@ -221,5 +222,5 @@ class _StallWatch:
         if on_lock is not False:
             return on_lock
         ask_for_stack(pid)
-        frames = read_stack(stack_path, within=0.5)
+        frames = read_stack(stack_path, within=STACK_SECONDS)
         return bool(frames) and "distributed" in frames[0].file and frames[0].in_torch
