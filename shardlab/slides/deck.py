@@ -16,6 +16,7 @@ DIRECTIVE = re.compile(
     r"\s*_?(class|paginate|header|footer|theme|style|math|size|headingDivider|color|background\w*)\s*:"
 )
 COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+PLACEHOLDER = re.compile(r"@@\w+|\bTODO\b")
 FENCE = re.compile(r"\s{0,3}(```+|~~~+)")
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 
@@ -68,6 +69,8 @@ class Deck:
         for number, slide in enumerate(self.slides, start=1):
             for problem in _slide_problems(slide):
                 yield f"slide {number} (line {slide.line}): {problem}"
+        for placeholder in PLACEHOLDER.findall(_without_code(self.text)):
+            yield f"{placeholder} is still to be filled in"
         for picture in PICTURE.findall(_without_code(self.text)):
             if "://" in picture:
                 yield f"{picture} is fetched from the network, commit the picture instead"

@@ -43,6 +43,7 @@ def test_too_few_or_too_many_slides(deck, slides):
         (f"\n```\n{NOTE}\n```\n", "has 0 words"),
         (f"\n{NOTE}\n\nText\n---\n\nMore\n", "makes a heading"),
         (f"\n{NOTE}\n\n- $$x$$\n", "printed raw"),
+        (f"\n{NOTE}\n\nThe ratio is @@RATIO.\n", "@@RATIO is still to be filled in"),
         (f"\n{NOTE}\n\n![](figures/none.svg)\n", "no picture figures/none.svg"),
         (f"\n{NOTE}\n\n![](https://example.org/x.svg)\n", "fetched from the network"),
     ],
