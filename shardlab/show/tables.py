@@ -67,7 +67,9 @@ def format_cell(cell: Cell) -> str:
         return cell
     if isinstance(cell, int):
         return f"{cell:,}"
-    if cell != 0 and abs(cell) < 1e-4:
+    if cell == 0:
+        return "0"
+    if abs(cell) < 1e-4:
         return f"{cell:.3e}"
     digits = 4 if abs(cell) < 1 else max(0, 4 - len(str(int(abs(cell)))))
     return f"{cell:,.{digits}f}"

@@ -102,7 +102,7 @@ def test_only_rank_zero_prints_and_writes(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("cell", "text"),
-    [(0.0, "0.0000"), (-2.5, "-2.500"), (99999.4, "99,999"), (0.00001, "1.000e-05"), (7, "7"), ("7", "7")],
+    [(0.0, "0"), (-2.5, "-2.500"), (99999.4, "99,999"), (0.00001, "1.000e-05"), (7, "7"), ("7", "7")],
 )
 def test_numbers_are_written_to_four_digits(cell, text):
     assert format_cell(cell) == text

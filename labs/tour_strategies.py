@@ -1,0 +1,88 @@
+"""The ways to train that `make tour` compares: the one place where a strategy is registered.
+
+Given code. Each function sets up on every rank and returns the training step: it takes the global batch, the same on
+every rank, and returns this rank's loss. `shardlab.tour` feeds all of them the same batches, checks that they reach
+the same losses, and measures what each one costs. The first one is the yardstick.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from labs.day1_one_gpu_to_many.collectives import ring_all_reduce
+from labs.day2_data_parallel.ddp import DataParallel
+from shardlab.models import next_token_loss
+from shardlab.tour import Job, Step, strategy
+
+
+def my_rows(batch: Tensor) -> Tensor:
+    """This rank's share of the global batch: [rows / ranks, sequence]."""
+    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def data_parallel_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, after_backward: Callable[[], None] = lambda: None
+) -> Step:
+    """The step of all strategies that split the batch: forward and backward on my rows, synchronise, update."""
+
+    def step(batch: Tensor) -> Tensor:
+        rows = my_rows(batch)
+        loss = next_token_loss(model(rows), rows)
+        loss.backward()
+        after_backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def average_gradients(model: nn.Module, all_reduce: Callable[[Tensor], None]) -> None:
+    """Sum the gradients of all ranks with one call, on one flat buffer, and divide by the number of ranks."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, average in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(average.view_as(gradient))
+
+
+@strategy("one process", ranks=1)
+def one_process(job: Job) -> Step:
+    """One process trains on the whole batch. Nothing to send; every activation of the batch sits in its memory."""
+    model = job.model()
+    return data_parallel_step(model, job.optimizer(model.parameters()))
+
+
+@strategy("all-reduce, torch", ranks=4)
+def all_reduce_of_torch(job: Job) -> Step:
+    """Each rank takes a quarter of the batch. After backward, one call of torch averages all gradients."""
+    model = job.model()
+    optimizer = job.optimizer(model.parameters())
+    return data_parallel_step(model, optimizer, lambda: average_gradients(model, dist.all_reduce))
+
+
+@strategy("all-reduce, lesson 1.3", ranks=4, lesson="1.3")
+def all_reduce_of_lesson_collectives(job: Job) -> Step:
+    """The same, with a ring built from send and receive alone: equally many bytes."""
+    model = job.model()
+    optimizer = job.optimizer(model.parameters())
+    return data_parallel_step(model, optimizer, lambda: average_gradients(model, ring_all_reduce))
+
+
+@strategy("DDP, torch", ranks=4)
+def ddp_of_torch(job: Job) -> Step:
+    """torch's DistributedDataParallel: gradients leave in buckets while backward still runs. The price: the buckets, as
+    large as the gradients, stay in memory."""
+    model = DistributedDataParallel(job.model())
+    return data_parallel_step(model, job.optimizer(model.parameters()))
+
+
+@strategy("DDP, lesson 2.1", ranks=4, lesson="2.1")
+def ddp_of_lesson_ddp(job: Job) -> Step:
+    """The same idea, from hooks, buckets and asynchronous all-reduces."""
+    model = DataParallel(job.model())
+    return data_parallel_step(model, job.optimizer(model.parameters()))

@@ -1,0 +1,141 @@
+"""The pictures of the tour."""
+
+from __future__ import annotations
+
+import base64
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from shardlab.show import rank_colour, save_figure, use_style
+from shardlab.show.style import INK
+from shardlab.tour.outcome import MIB, Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS = {
+    "parameter": ("parameters", "#4477AA"),
+    "gradient": ("gradients", "#EE6677"),
+    "optimizer": ("optimiser state", "#AA3377"),
+    "activation": ("activations, temporaries", "#66CCEE"),
+    "buffer": ("buffers", "#CCBB44"),
+    "other": ("other", "#BBBBBB"),
+}
+SMALLEST_DRAWN = 1e-9  # a difference of zero has no place on a logarithmic axis
+
+
+def draw_all(outcomes: Sequence[Outcome], tolerance: float, predicted_bytes: int) -> dict[str, str]:
+    """Every picture by name, as a data URI for an <img>: so no picture's ids or styles meet another's."""
+    with mpl.rc_context():
+        use_style()
+        figures = {
+            "losses": losses(outcomes, tolerance),
+            "memory": memory(outcomes),
+            "traffic": traffic(outcomes, predicted_bytes),
+            "speed": speed(outcomes),
+        }
+        return {name: data_uri(figure) for name, figure in figures.items()}
+
+
+def data_uri(figure: Figure) -> str:
+    """A figure as an SVG inside its own address."""
+    with tempfile.TemporaryDirectory() as folder:
+        content = save_figure(figure, Path(folder) / "figure.svg").read_bytes()
+    return "data:image/svg+xml;base64," + base64.b64encode(content).decode()
+
+
+def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
+    """Loss curves on top of each other, and how far each is from the first."""
+    figure = Figure(figsize=(9.6, 4.2))
+    curves, gaps = figure.subplots(1, 2)
+    yardstick, *others = outcomes
+    steps = range(1, len(yardstick.losses) + 1)
+    curves.plot(steps, yardstick.losses, color="#C4C9D1", linewidth=9)
+    curves.annotate(yardstick.strategy.name, (1, yardstick.losses[0]), xytext=(12, 0), textcoords="offset points")
+    largest = tolerance
+    for index, outcome in enumerate(others, start=1):
+        look = {"color": rank_colour(index), "label": outcome.strategy.name}
+        dashes = (3 * (index - 1), (3, 3 * (len(others) - 1)))  # each line shows in the gaps of the others
+        curves.plot(steps, outcome.losses, **look, linestyle=dashes if len(others) > 1 else "-")
+        differences = outcome.differences(yardstick)
+        gaps.plot(steps, differences, **look, linestyle="none", marker=".")
+        largest = max(largest, *(each for each in differences if each < math.inf))
+    curves.set(title="Loss: the curves lie on each other", xlabel="step", ylabel="nats per token")
+    figure.legend(*gaps.get_legend_handles_labels(), loc="outside lower center", ncols=len(others), markerscale=1.5)
+    gaps.set(yscale="log", ylim=(SMALLEST_DRAWN, 10 * largest))
+    gaps.axhline(tolerance, color=INK, linewidth=1, linestyle=":")
+    gaps.annotate("allowed", (1, tolerance), xytext=(0, 4), textcoords="offset points", fontsize=9)
+    gaps.set(title=f"Distance from {yardstick.strategy.name}", xlabel="step", ylabel="relative difference")
+    return figure
+
+
+def bars(figure: Figure, outcomes: Sequence[Outcome], title: str, label: str) -> Axes:
+    """Axes for one horizontal bar per strategy, the first at the top."""
+    axes = figure.subplots()
+    axes.set_yticks(range(len(outcomes)), [outcome.strategy.name for outcome in outcomes])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+    axes.set(title=title, xlabel=label)
+    return axes
+
+
+def height(outcomes: Sequence[Outcome]) -> float:
+    """Inches for a bar chart."""
+    return 1.5 + 0.36 * len(outcomes)
+
+
+def write_values(axes: Axes, values: Sequence[float], form: str) -> None:
+    """Each bar's value behind its end."""
+    axes.margins(x=0.12)
+    for row, value in enumerate(values):
+        axes.annotate(
+            form.format(value), (value, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10
+        )
+
+
+def memory(outcomes: Sequence[Outcome]) -> Figure:
+    """Peak bytes per rank, stacked by what they are."""
+    figure = Figure(figsize=(9.6, height(outcomes) + 0.3))
+    axes = bars(figure, outcomes, "Peak memory of a rank", "MiB of live tensors")
+    left = [0.0] * len(outcomes)
+    for kind, (name, colour) in KINDS.items():
+        sizes = [outcome.peak_by_kind.get(kind, 0) / MIB for outcome in outcomes]
+        if any(size > 0.05 for size in sizes):
+            axes.barh(range(len(outcomes)), sizes, left=left, color=colour, label=name, height=0.62)
+        left = [before + size for before, size in zip(left, sizes, strict=True)]
+    write_values(axes, [outcome.peak_bytes / MIB for outcome in outcomes], "{:.1f}")
+    axes.legend(loc="lower right", fontsize=9)
+    return figure
+
+
+def traffic(outcomes: Sequence[Outcome], predicted_bytes: int) -> Figure:
+    """Bytes that a rank sends in a step, and what the formula says for averaging gradients."""
+    figure = Figure(figsize=(9.6, height(outcomes)))
+    axes = bars(figure, outcomes, "Sent by a rank in one step", "MiB")
+    sizes = [outcome.sent_bytes / MIB for outcome in outcomes]
+    axes.barh(range(len(outcomes)), sizes, color="#228833", height=0.62)
+    axes.axvline(predicted_bytes / MIB, color=INK, linewidth=1, linestyle=":")
+    axes.annotate(
+        "2 (N−1)/N × gradient bytes", (predicted_bytes / MIB, -0.42), xytext=(-6, 0),
+        textcoords="offset points", fontsize=9, ha="right", va="center",
+    )  # fmt: skip
+    write_values(axes, sizes, "{:.2f}")
+    return figure
+
+
+def speed(outcomes: Sequence[Outcome]) -> Figure:
+    """Tokens per second of all ranks together."""
+    figure = Figure(figsize=(9.6, height(outcomes)))
+    axes = bars(figure, outcomes, "Speed of all ranks together", "tokens per second")
+    values = [outcome.tokens_per_second for outcome in outcomes]
+    axes.barh(range(len(outcomes)), values, color="#4477AA", height=0.62)
+    write_values(axes, values, "{:,.0f}")
+    return figure

@@ -1,0 +1,151 @@
+"""tour.html: one page that needs nothing else, for someone who has never seen the course."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from shardlab.show.results import evidence
+from shardlab.syllabus import lesson
+from shardlab.tour.figures import draw_all
+from shardlab.tour.job import Job
+from shardlab.tour.next_steps import next_steps
+from shardlab.tour.outcome import MIB, Outcome, write_difference
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>The tour: one model, {count} ways to train it</title>
+<style>
+:root {{ color-scheme: light; }}
+body {{ margin: 0 auto; max-width: 60rem; padding: 2.5rem 1.25rem 4rem; background: #fff; color: #222;
+  font: 17px/1.6 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }}
+h1 {{ font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; }}
+h2 {{ font-size: 1.3rem; margin: 2.75rem 0 .5rem; }}
+p, li {{ max-width: 44rem; }}
+.lead {{ color: #555; }}
+.verdict {{ margin: 1.5rem 0; padding: .8rem 1.1rem; border-left: 5px solid #228833; background: #F1F7F2; }}
+.verdict.bad {{ border-color: #CC3311; background: #FDF1EE; }}
+img {{ display: block; width: 100%; height: auto; margin: .75rem 0; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .45rem .7rem; border-bottom: 1px solid #E4E4E4; text-align: right; white-space: nowrap; }}
+th {{ color: #555; font-weight: 600; white-space: normal; vertical-align: bottom; }}
+th:first-child, td:first-child {{ text-align: left; }}
+td.bad {{ color: #CC3311; font-weight: bold; }}
+dt {{ font-weight: 600; margin-top: .8rem; }}
+dd {{ margin: 0; max-width: 44rem; }}
+code {{ background: #F3F4F6; padding: .1em .35em; border-radius: 4px; font-size: .9em; }}
+footer {{ margin-top: 3rem; color: #777; font-size: .85rem; }}
+</style>
+</head>
+<body>
+<h1>One model, {count} ways to train it</h1>
+<p class="lead">A small GPT ({parameters:,} parameters) learned to predict the next piece of a word of the King James
+Bible for {steps} steps, {tokens:,} tokens each, once per strategy: from the same first weights, on the same text, in
+the same order.</p>
+<div class="verdict{bad}">{verdict}</div>
+
+<h2>What you just saw</h2>
+<p>A <em>rank</em> is one process of a job that trains a single model together. Each strategy divides the work and the
+memory among its ranks in another way, and pays for that in messages. What it may not do is change the result: split
+over ranks or not, it is the same training. That is why every lesson of the course is checked against one process, and
+why the curves below lie on each other.</p>
+<img alt="Loss of every strategy over the steps, and its distance from the yardstick" src="{losses}">
+<div class="scroll">{table}</div>
+
+<h2>What each strategy did</h2>
+<dl>{explanations}</dl>
+
+<h2>Memory: what a rank has to hold</h2>
+<p>Parameters, gradients and optimiser state are held by every rank in full: data parallelism does not divide them.
+What it divides is the activations, the intermediate results that forward keeps for backward: they grow with the rows a
+rank works on. The bytes are counted tensor by tensor, at the fullest moment of a step, and come out the same in every
+run. Gradients and activations are never all there at once, so a bar shows what that one moment held.</p>
+<img alt="Peak memory of a rank by kind" src="{memory}">
+
+<h2>Traffic: what a rank has to send</h2>
+<p>To average gradients, a ring of N ranks sends 2&nbsp;(N−1)/N times their bytes from each rank, and no algorithm gets
+by with less. For this model on {most_ranks} ranks that is {predicted:.2f}&nbsp;MiB per step. Predict first, then measure: the
+bars were counted, the dotted line was calculated.</p>
+<img alt="Bytes that a rank sends in one step" src="{traffic}">
+
+<h2>Speed: read it with care</h2>
+<p>{processors} Memory and traffic above are exact, and the same on every machine; speed belongs to this machine
+and this minute.</p>
+<img alt="Tokens per second of all ranks together" src="{speed}">
+
+<h2>What to do next</h2>
+<ul>{next}</ul>
+
+<footer>{footer}</footer>
+</body>
+</html>
+"""
+
+PROCESSORS = {
+    "cpu": "Every rank computes on one core of this machine's {cores}: more ranks than cores take turns, and messages "
+    "go through memory instead of a network.",
+    "cuda": "Every rank has a GPU of its own; a model as small as this one keeps none of them busy.",
+}
+
+
+def render(outcomes: Sequence[Outcome], job: Job, tolerance: float, predicted_bytes: int, verdict: str) -> str:
+    """The page for these outcomes; the first is the yardstick."""
+    facts = evidence()
+    yardstick = outcomes[0]
+    agree = all(outcome.difference(yardstick) <= tolerance for outcome in outcomes)
+    machine, versions = facts["machine"], facts["versions"]
+    return PAGE.format(
+        **draw_all(outcomes, tolerance, predicted_bytes),
+        count=len(outcomes),
+        parameters=job.config.parameters,
+        steps=job.steps,
+        tokens=job.tokens_per_step,
+        bad="" if agree else " bad",
+        verdict=escape(verdict),
+        table=table(outcomes, tolerance),
+        explanations="".join(explanation(outcome) for outcome in outcomes),
+        predicted=predicted_bytes / MIB,
+        most_ranks=max(outcome.strategy.ranks for outcome in outcomes),
+        processors=PROCESSORS[yardstick.device].format(cores=machine["cores"]),
+        next="".join(f"<li>{words} <code>{escape(command)}</code></li>" for words, command in next_steps()),
+        footer=escape(
+            f"{facts['time']} · {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB · "
+            f"{machine['system']} · Python {versions['python']}, torch {versions['torch']} · "
+            f"commit {facts['commit'] or 'unknown'} · {facts['command']}"
+        ),
+    )
+
+
+def table(outcomes: Sequence[Outcome], tolerance: float) -> str:
+    """The numbers of all strategies."""
+    names = ("strategy", "ranks", "last loss (nats)", "largest difference", "tokens/s")
+    names += ("peak memory per rank (MiB)", "sent per rank and step (MiB)")
+    rows = []
+    for outcome in outcomes:
+        difference = outcome.difference(outcomes[0])
+        cells = (
+            f"<td>{escape(outcome.strategy.name)}</td>",
+            f"<td>{outcome.strategy.ranks}</td>",
+            f"<td>{outcome.losses[-1]:.5f}</td>",
+            f"<td{'' if difference <= tolerance else ' class=bad'}>{write_difference(difference)}</td>",
+            f"<td>{outcome.tokens_per_second:,.0f}</td>",
+            f"<td>{outcome.peak_bytes / MIB:.1f}</td>",
+            f"<td>{outcome.sent_bytes / MIB:.2f}</td>",
+        )
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def explanation(outcome: Outcome) -> str:
+    """What a strategy does, in its own words, and the lesson that builds it."""
+    where = ""
+    if outcome.strategy.lesson:
+        taught = lesson(outcome.strategy.lesson)
+        where = f" You build it in lesson {taught.id}, <code>{taught.lab.relative_to(taught.root)}</code>."
+    name, words = escape(outcome.strategy.name), escape(outcome.strategy.explanation)
+    return f"<dt>{name}</dt><dd>{words}{where}</dd>"

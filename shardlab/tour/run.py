@@ -1,0 +1,119 @@
+"""The tour from end to end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from shardlab.grade.workspace import workspace
+from shardlab.not_attempted import NotAttempted
+from shardlab.observe import all_reduce_bytes
+from shardlab.ranks import RankError, RankPool
+from shardlab.show import table, write_results, write_text
+from shardlab.syllabus import ROOT
+from shardlab.tour.job import Job, Strategy
+from shardlab.tour.measure import prepare, train
+from shardlab.tour.next_steps import next_steps
+from shardlab.tour.outcome import MIB, Outcome, put_together, write_difference
+from shardlab.tour.page import render
+from shardlab.tour.progress import follow
+
+STRATEGIES = "labs.tour_strategies"
+TOLERANCE = 1e-5
+"""Largest relative difference between the losses of a strategy and of the yardstick, in any step. In float32 they come
+to 1e-6, from adding the same numbers in another order; the smallest real mistake, gradients summed where they should
+be averaged, to 1e-3."""
+TIMEOUT_SECONDS = 600.0
+
+
+def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
+    """Train by every registered strategy, compare, print one table, write the page and results/tour.json.
+
+    The strategies use the lessons of the reference submission.
+
+    Args:
+        job: what to train; None: about a minute on 2 cores.
+        page: where the page goes.
+
+    Returns:
+        Exit code: 0 when all losses agree, 1 when one does not or a strategy failed.
+    """
+    job, console = job or Job(), Console()
+    began = time.monotonic()
+    with workspace(ROOT, ROOT / "solutions") as place, RankPool(path=[place]) as pool:
+        console.print("Preparing the text and its tokenizer ...")
+        strategies = [Strategy(**asked) for asked in pool.run(prepare, 1, STRATEGIES, job, timeout=TIMEOUT_SECONDS)[0]]
+        console.print(
+            f"Training a GPT of {job.config.parameters:,} parameters for {job.steps} steps of {job.tokens_per_step:,} "
+            f"tokens, {len(strategies)} times:"
+        )
+        try:
+            outcomes = list(train_all(pool, strategies, job, console))
+        except RankError as error:
+            console.print(f"A strategy failed.\n{error}", markup=False, highlight=False)
+            return 1
+    verdict, agree = judge(outcomes)
+    predicted = all_reduce_bytes(4 * job.config.parameters, max(each.ranks for each in strategies))
+    show_table(outcomes)
+    write_text(page, render(outcomes, job, TOLERANCE, predicted, verdict))
+    write_results(
+        "tour", {"job": asdict(job), "tolerance": TOLERANCE, "outcomes": [each.to_data() for each in outcomes]}
+    )
+    console.print(f"{verdict} ({time.monotonic() - began:.0f} s)\n", style="bold" if agree else "bold red")
+    console.print(f"Pictures and what they mean: open {page} in a browser. Then:", highlight=False)
+    for words, command in next_steps():
+        console.print(f"  {words} [bold]{command}[/bold]", highlight=False)
+    return 0 if agree else 1
+
+
+def train_all(pool: RankPool, strategies: list[Strategy], job: Job, console: Console) -> Iterator[Outcome]:
+    """Train by one strategy after the other; one whose lesson is not written yet is named and left out."""
+    backend = None if torch.cuda.device_count() >= max(each.ranks for each in strategies) else "gloo"
+    for strategy in strategies:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, follow(Path(folder) / "steps", strategy.name, job.steps):
+            arguments = (STRATEGIES, strategy, job, Path(folder) / "steps")
+            try:
+                ranks = pool.run(train, strategy.ranks, *arguments, timeout=TIMEOUT_SECONDS, backend=backend)
+            except NotAttempted as missing:
+                console.print(f"  {strategy.name:<24} left out: {missing}", highlight=False)
+                continue
+        outcome = put_together(strategy, job, ranks)
+        seconds = time.monotonic() - began
+        console.print(f"  {strategy.name:<24} loss {outcome.losses[-1]:.5f}   {seconds:.1f} s", highlight=False)
+        yield outcome
+
+
+def judge(outcomes: list[Outcome]) -> tuple[str, bool]:
+    """In a sentence, whether every strategy has the losses of the first; and as a bool."""
+    yardstick, *others = outcomes
+    wrong = [outcome.strategy.name for outcome in others if not outcome.difference(yardstick) <= TOLERANCE]
+    if wrong:
+        return f"Not the losses of {yardstick.strategy.name} (more than {TOLERANCE:g} off): {', '.join(wrong)}.", False
+    largest = max((outcome.difference(yardstick) for outcome in others), default=0.0)
+    return f"All losses agree: largest relative difference {largest:.1e}, allowed {TOLERANCE:g}.", True
+
+
+def show_table(outcomes: list[Outcome]) -> None:
+    """The table on the terminal."""
+    columns = ("strategy", "ranks", "last loss (nats)", "largest difference", "tokens/s")
+    columns += ("peak memory per rank (MiB)", "sent per rank and step (MiB)")
+    rows = [
+        (
+            outcome.strategy.name,
+            outcome.strategy.ranks,
+            f"{outcome.losses[-1]:.5f}",
+            write_difference(outcome.difference(outcomes[0])),
+            round(outcome.tokens_per_second),
+            outcome.peak_bytes / MIB,
+            outcome.sent_bytes / MIB,
+        )
+        for outcome in outcomes
+    ]
+    table("The same training, every way", columns, rows)
