@@ -29,7 +29,7 @@ def tour() -> None:
     """Train a small GPT every way the course teaches, on 4 ranks, and compare; about a minute."""
     from shardlab.tour import run_tour
 
-    run_tour()
+    raise typer.Exit(run_tour())
 
 
 @app.command()

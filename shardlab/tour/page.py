@@ -68,8 +68,8 @@ run. Gradients and activations are never all there at once, so a bar shows what 
 
 <h2>Traffic: what a rank has to send</h2>
 <p>To average gradients, a ring of N ranks sends 2&nbsp;(N−1)/N times their bytes from each rank, and no algorithm gets
-by with less. For this model on {most_ranks} ranks that is {predicted:.2f}&nbsp;MiB per step. Predict first, then measure: the
-bars were counted, the dotted line was calculated.</p>
+by with less. For this model on {most_ranks} ranks that is {predicted:.2f}&nbsp;MiB per step. Predict first, then
+measure: the bars were counted, the dotted line was calculated.</p>
 <img alt="Bytes that a rank sends in one step" src="{traffic}">
 
 <h2>Speed: read it with care</h2>
