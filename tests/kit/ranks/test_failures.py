@@ -19,6 +19,12 @@ from shardlab.ranks import RankError, RankPool, run_ranks
 from shardlab.ranks.processes import TAG, tagged_processes
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm_pool():
+    """Import torch in the warm parent before anything is timed."""
+    run_ranks(dist.get_rank, 1)
+
+
 def line_of(function, text: str) -> int:
     """Line number of the first line of `function` that contains `text`."""
     lines, start = inspect.getsourcelines(function)
