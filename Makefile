@@ -17,7 +17,7 @@ test: ready ## check the whole course: reference submission, notebooks, kit, sty
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pip check --disable-pip-version-check
 	@$(BIN)/shardlab release --check
-	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow or not slow' --submission solutions \
+	@$(BIN)/pytest -n 2 --dist loadfile --submission solutions \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 tests notebooks
 
 slides: ready ## build every deck into build/slides (needs Node.js; PDF with Chromium)
