@@ -164,7 +164,9 @@ def test_records_come_back_with_attributes():
 
 
 @pytest.mark.parametrize(
-    "value", [torch.nn.Linear(1, 1), {"a": [object()]}, lambda: 0, {1, 2}, torch.ones(2, device="meta")], ids=str
+    "value",
+    [torch.nn.Linear(1, 1), {"a": [object()]}, lambda: 0, {1, 2}, torch.ones(2, device="meta")],
+    ids=["module", "object", "function", "set", "meta tensor"],  # the same in every process: pytest-xdist compares them
 )
 def test_anything_else_is_refused_with_its_place(value):
     with pytest.raises(UnsendableError, match="result"):
