@@ -129,12 +129,12 @@ def all_gather_cases(seed: int, members: Sequence[int]) -> list[Case]:
 
 
 def all_to_all_cases(seed: int, members: Sequence[int]) -> list[Case]:
-    """Rank i's block for rank j has (3 i + 2 j) mod 5 elements: some have none."""
+    """Rank i's block for rank j has (3 i + j + 2) mod 5 elements: some have none."""
     cases = []
     ranks = range(len(members))
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         blocks = [numbers(seed + i, len(members), 4, dtype) for i in ranks]
-        inputs = [[blocks[i][j][: (3 * i + 2 * j) % 5] for j in ranks] for i in ranks]
+        inputs = [[blocks[i][j][: (3 * i + j + 2) % 5] for j in ranks] for i in ranks]
         want = [[inputs[i][j] for i in ranks] for j in ranks]
         arguments = [([junk(tensor.numel(), like=tensor) for tensor in want[j]], inputs[j]) for j in ranks]
         cases.append(_case(f"blocks of 0 to 4 x {dtype}", arguments, want, torch.cat(inputs[0])))

@@ -1,4 +1,4 @@
-"""FAILS: predict_seconds, fit_alpha_beta
+"""FAILS: predict_seconds, fit_alpha_beta, fastest_algorithm
 
 A tree over 5 ranks has 3 levels; log2 rounded down says 2.
 """
