@@ -32,8 +32,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -147,18 +146,6 @@ def batches(bench: Bench, per_rank: int, rank: int, ranks: int, epochs: int) -> 
             yield bench.images.train_x[indices].to(bench.me.device), bench.images.train_y[indices].to(bench.me.device)
 
 
-@contextmanager
-def progress(me: TorchrunRank, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on rank 0's terminal, if it has one; call what it yields after each of ``total`` pieces of work."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (me.is_main and console.is_terminal)) as bar:
-        task = bar.add_task(title, total=total)
-        yield partial(bar.advance, task)
-
-
 # --- 1. Do they train alike? ------------------------------------------------------------------------------------------
 
 
@@ -170,7 +157,7 @@ def compare(bench: Bench, names: list[str], steps: int) -> tuple[list[dict], lis
     models = {name: IMPLEMENTATIONS[name](new_model(bench), None) for name in names}
     trainers = {name: Trainer(model, sgd(model, 0.05)) for name, model in models.items()}
     ledgers = {name: Traffic() for name in names}
-    with progress(bench.me, "one step each, in turns", steps) as advance:
+    with show.progress("one step each, in turns", steps) as advance:
         for _, (x, y) in zip(range(steps), batches(bench, per_rank, rank, ranks, epochs=steps), strict=False):
             for name, trainer in trainers.items():
                 with ledgers[name]:
@@ -230,7 +217,7 @@ def scale(bench: Bench, name: str, steps: int) -> list[dict]:
     sizes = [size for size in (2**power for power in range(world.bit_length())) if size < world] + [world]
     groups = {size: dist.new_group(list(range(size))) for size in sizes}
     records = []
-    with progress(bench.me, "scaling", 2 * len(sizes)) as advance:
+    with show.progress("scaling", 2 * len(sizes)) as advance:
         for kind in ("strong", "weak"):
             for size, group in groups.items():
                 share = size if kind == "strong" else 1
@@ -281,7 +268,7 @@ def sweep_batches(bench: Bench, name: str, factors: list[int], epochs: int) -> l
     """Test accuracy after the same epochs for every rule at BASE_BATCH times each factor."""
     train = cache(partial(train_and_test, bench, name))  # at the base batch all rules of an optimiser are one run
     records = []
-    with progress(bench.me, "batch against learning rate", len(factors) * len(RULES)) as advance:
+    with show.progress("batch against learning rate", len(factors) * len(RULES)) as advance:
         for factor in factors:
             for column, (kind, rule) in RULES.items():
                 batch = BASE_BATCH * factor // bench.me.world_size * bench.me.world_size

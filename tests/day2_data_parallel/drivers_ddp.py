@@ -219,6 +219,22 @@ def branch_gradients(
     return gradients
 
 
+def gradient_storages(lab: ModuleType, bucket_mbs: Sequence[float]) -> list[int]:
+    """In how many pieces of memory the gradients of five equal layers lie after two steps, for each bucket size."""
+    return [_gradient_storages(lab, bucket_mb) for bucket_mb in bucket_mbs]
+
+
+def _gradient_storages(lab: ModuleType, bucket_mb: float) -> int:
+    module = nn.Sequential(*(seeded_linear(4, seed=layer) for layer in range(5))).to(device())
+    model = lab.DataParallel(module, bucket_mb=bucket_mb)
+    optimizer = sgd(module)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=device())).sum().backward()
+        optimizer.step()
+    return len({parameter.grad.untyped_storage().data_ptr() for parameter in module.parameters()})
+
+
 def batch_norm(lab: ModuleType, batches: Sequence[Tensor]) -> dict[str, object]:
     """Train a model that begins with a batch norm; its buffers after every step, and the calls of an evaluation."""
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).to(device())
@@ -428,8 +444,8 @@ def optimize(
     return [parameter.detach() for parameter in parameters]
 
 
-def closure_loss(lab: ModuleType, name: str) -> list[float]:
-    """What ``step(closure)`` returns, and the weight after it."""
+def step_with_closure(lab: ModuleType, name: str) -> list[float]:
+    """What ``step(closure)`` returns, and the weight after it: w = 2, loss w^2, lr 0.5."""
     weight = nn.Parameter(torch.tensor([2.0]))
     optimizer = getattr(lab, name)([weight], lr=0.5)
 
@@ -439,4 +455,4 @@ def closure_loss(lab: ModuleType, name: str) -> list[float]:
         loss.backward()
         return loss
 
-    return [optimizer.step(closure).item(), weight.item()]
+    return [optimizer.step(closure).item(), round(weight.item(), 5)]

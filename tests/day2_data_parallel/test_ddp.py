@@ -265,10 +265,13 @@ def test_lamb_with_weight_decay_and_a_schedule(lab, seed):
     check_optimizer(lab, "LAMB", seed, LAMB_SETTINGS, [0.05, 0.02, 0.1], look_at)
 
 
-@pytest.mark.parametrize("name", ["LARS", "LAMB"])
-def test_closure(lab, name):
-    loss, weight = lab.on_ranks(1).run(drivers.closure_loss, name)[0].value
-    assert loss == 4.0 and weight < 2.0
+@exercise("2.1", "LAMB", points=1)
+def test_step_calls_a_closure(lab):
+    loss, weight = lab.on_ranks(1).run(drivers.step_with_closure, "LAMB")[0].value
+    assert loss == 4.0 and weight == 1.0, (
+        "w = 2, loss w^2, lr 0.5: step(closure) returns the loss 4.0 and moves w by 0.5 * ||w|| to 1.0, "
+        f"got {loss} and {weight}"
+    )
 
 
 # --- Buckets ----------------------------------------------------------------------------------------------------------
@@ -500,6 +503,19 @@ def test_what_no_rank_uses_keeps_no_gradient(lab, seed):
         assert got == {name: name != "branches.2.weight" for name in got}, (
             f"rank {rank}: branch 2 is used nowhere and keeps gradient None (zeros would make AdamW decay it, one "
             f"process would not touch it); all others get one, also a gradient of zeros. Has a gradient: {got}"
+        )
+
+
+@exercise("2.1", "Bucket.collect", points=1)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_are_views_into_the_buckets(lab, ranks):
+    limits = [64, MIB]
+    expected = [len(expected_buckets([(16, "float32")] * 5, limit)) for limit in limits]
+    results = lab.on_ranks(ranks).run(drivers.gradient_storages, [limit / MIB for limit in limits])
+    for rank, result in enumerate(results):
+        assert result.value == expected, (
+            f"rank {rank}: after two steps gradients lie in {result.value} pieces of memory for buckets of {limits} "
+            f"bytes, there are {expected} buckets. A gradient is the view of its place in its bucket, no second copy."
         )
 
 
