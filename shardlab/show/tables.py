@@ -32,9 +32,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     from rich.text import Text
 
     drawn = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        numeric = rows and all(is_number(row[index]) for row in rows)
-        drawn.add_column(Text(name), justify="right" if numeric else "left")
+    for name, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        numeric = bool(cells) and all(is_number(cell) for cell in cells)
+        words = " ".join([name, *(format_cell(cell) for cell in cells)]).split()
+        longest = max(map(len, words), default=0)  # a narrow terminal breaks lines between words, never inside one
+        drawn.add_column(Text(name), justify="right" if numeric else "left", min_width=longest)
     for row in rows:
         drawn.add_row(*(Text(format_cell(cell)) for cell in row))
     console = Console()

@@ -58,17 +58,18 @@ def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
     steps = range(1, len(yardstick.losses) + 1)
     curves.plot(steps, yardstick.losses, color="#C4C9D1", linewidth=9)
     curves.annotate(yardstick.strategy.name, (1, yardstick.losses[0]), xytext=(12, 0), textcoords="offset points")
-    largest = tolerance
-    for index, outcome in enumerate(others, start=1):
+    distances = [outcome.differences(yardstick) for outcome in others]
+    finite = [distance for each in distances for distance in each if distance < math.inf]
+    gaps.set(yscale="log", ylim=(SMALLEST_DRAWN, 10 * max([tolerance, *finite])), autoscaley_on=False)
+    for index, (outcome, distance) in enumerate(zip(others, distances, strict=True), start=1):
         look = {"color": rank_colour(index), "label": outcome.strategy.name}
         dashes = (3 * (index - 1), (3, 3 * (len(others) - 1)))  # each line shows in the gaps of the others
         curves.plot(steps, outcome.losses, **look, linestyle=dashes if len(others) > 1 else "-")
-        differences = outcome.differences(yardstick)
-        gaps.plot(steps, differences, **look, linestyle="none", marker=".")
-        largest = max(largest, *(each for each in differences if each < math.inf))
-    curves.set(title="Loss: the curves lie on each other", xlabel="step", ylabel="nats per token")
-    figure.legend(*gaps.get_legend_handles_labels(), loc="outside lower center", ncols=len(others), markerscale=1.5)
-    gaps.set(yscale="log", ylim=(SMALLEST_DRAWN, 10 * largest))
+        gaps.plot(steps, distance, **look, linestyle="none", marker=".")
+    curves.set(title="Loss of every strategy", xlabel="step", ylabel="nats per token")
+    figure.legend(
+        *gaps.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(others)), markerscale=1.5
+    )
     gaps.axhline(tolerance, color=INK, linewidth=1, linestyle=":")
     gaps.annotate("allowed", (1, tolerance), xytext=(0, 4), textcoords="offset points", fontsize=9)
     gaps.set(title=f"Distance from {yardstick.strategy.name}", xlabel="step", ylabel="relative difference")

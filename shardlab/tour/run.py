@@ -44,7 +44,7 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
     Returns:
         Exit code: 0 when all losses agree, 1 when one does not or a strategy failed.
     """
-    job, console = job or Job(), Console()
+    job, console = job or Job(), Console(highlight=False)
     began = time.monotonic()
     with workspace(ROOT, ROOT / "solutions") as place, RankPool(path=[place]) as pool:
         console.print("Preparing the text and its tokenizer ...")
@@ -56,7 +56,7 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
         try:
             outcomes = list(train_all(pool, strategies, job, console))
         except RankError as error:
-            console.print(f"A strategy failed.\n{error}", markup=False, highlight=False)
+            console.print(f"A strategy failed.\n{error}", markup=False)
             return 1
     verdict, agree = judge(outcomes)
     predicted = all_reduce_bytes(4 * job.config.parameters, max(each.ranks for each in strategies))
@@ -66,9 +66,9 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
         "tour", {"job": asdict(job), "tolerance": TOLERANCE, "outcomes": [each.to_data() for each in outcomes]}
     )
     console.print(f"{verdict} ({time.monotonic() - began:.0f} s)\n", style="bold" if agree else "bold red")
-    console.print(f"Pictures and what they mean: open {page} in a browser. Then:", highlight=False)
+    console.print(f"Pictures and what they mean: open {page} in a browser. Then:")
     for words, command in next_steps():
-        console.print(f"  {words} [bold]{command}[/bold]", highlight=False)
+        console.print(f"  {words} [bold]{command}[/bold]")
     return 0 if agree else 1
 
 
@@ -82,11 +82,11 @@ def train_all(pool: RankPool, strategies: list[Strategy], job: Job, console: Con
             try:
                 ranks = pool.run(train, strategy.ranks, *arguments, timeout=TIMEOUT_SECONDS, backend=backend)
             except NotAttempted as missing:
-                console.print(f"  {strategy.name:<24} left out: {missing}", highlight=False)
+                console.print(f"  {strategy.name:<24} left out: {missing}")
                 continue
         outcome = put_together(strategy, job, ranks)
         seconds = time.monotonic() - began
-        console.print(f"  {strategy.name:<24} loss {outcome.losses[-1]:.5f}   {seconds:.1f} s", highlight=False)
+        console.print(f"  {strategy.name:<24} loss {outcome.losses[-1]:.5f}   {seconds:.1f} s")
         yield outcome
 
 
@@ -102,8 +102,8 @@ def judge(outcomes: list[Outcome]) -> tuple[str, bool]:
 
 def show_table(outcomes: list[Outcome]) -> None:
     """The table on the terminal."""
-    columns = ("strategy", "ranks", "last loss (nats)", "largest difference", "tokens/s")
-    columns += ("peak memory per rank (MiB)", "sent per rank and step (MiB)")
+    columns = ("strategy", "ranks", "loss (nats)", "furthest off", "tokens/s")
+    columns += ("peak memory (MiB)", "sent per step (MiB)")
     rows = [
         (
             outcome.strategy.name,
@@ -116,4 +116,4 @@ def show_table(outcomes: list[Outcome]) -> None:
         )
         for outcome in outcomes
     ]
-    table("The same training, every way", columns, rows)
+    table("The same training, every way. Memory and traffic are those of one rank", columns, rows)

@@ -86,6 +86,14 @@ def test_a_wide_table_is_not_cut_in_a_log(capsys):
     assert "a long column name 11" in capsys.readouterr().out
 
 
+def test_on_a_narrow_terminal_lines_break_between_words_only(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    show.table("narrow", ["name", *["a long heading"] * 3], [["ring", 123456, "5.44842", 0.0001234]])
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("123,456", "5.44842", "0.0001", "heading", "ring"))
+
+
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="a row of 1 cells in a table of 2 columns"):
         show.table("bad", ["a", "b"], [["only one"]])
