@@ -45,6 +45,8 @@ from shardlab import show
 from shardlab.ranks import TorchrunRank, all_gather_single, reduce_scatter_single, torchrun_ranks
 
 KIB = 2**10
+OPS_ON_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")  # one block per rank: N must divide the tensor
+OPS = ("all_reduce", "broadcast", *OPS_ON_BLOCKS)
 SUFFIXES = {"K": KIB, "M": KIB**2, "G": KIB**3}
 GB_PER_S = 1e9
 SECONDS_PER_SIZE = 2.0  # of measuring; a round of all algorithms that takes longer still gets its two repeats
@@ -84,9 +86,6 @@ def contenders(op: str, impls: Sequence[str]) -> list[Contender]:
     return [contender for contender in everyone if contender.impl in impls]
 
 
-OPS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
-
-
 @dataclass(frozen=True)
 class Problem:
     """Arguments for one call on this rank, and what it should make of them.
@@ -110,7 +109,7 @@ class Problem:
 
 
 def problem(op: str, numel: int, me: TorchrunRank) -> Problem:
-    """Small whole numbers, so that sums are exact in any order. ``numel`` of the full tensor is a multiple of N."""
+    """Small whole numbers, so that sums are exact in any order. ``numel`` is that of the full tensor."""
     rank, size = me.rank, me.world_size
     pattern = torch.arange(numel, device=me.device).remainder_(7).float()
     own = pattern + rank
@@ -153,7 +152,9 @@ class Measurement:
 
 def measure(op: str, num_bytes: int, rivals: Sequence[Contender], me: TorchrunRank) -> list[Measurement]:
     """Check every contender at one size, then time the right ones in turns: what else the machine does meets all."""
-    numel = num_bytes // 4 // me.world_size * me.world_size  # float32
+    numel = num_bytes // 4  # float32
+    if op in OPS_ON_BLOCKS:
+        numel -= numel % me.world_size
     wrong, arguments = {}, {}
     for rival in rivals:
         task = problem(op, numel, me)
