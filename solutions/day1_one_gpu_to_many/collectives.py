@@ -192,8 +192,8 @@ def reduce_scatter_chunks(
 
     Args:
         chunks: one vector per rank; chunk i has the same length on every rank, and none is longer than the first.
-        sums: where this rank keeps its partial sum of chunk i while it has one: ``chunks`` itself to work in place, or
-            N times the same vector, to leave ``chunks`` as it is.
+        sums: where this rank keeps its partial sum of chunk i while it has one: ``chunks`` itself to work in place, or,
+            for chunks of one length, N times the same vector, to leave ``chunks`` as it is.
         tag: for `exchange`.
 
     Example, 3 ranks, the way of chunk 0: rank 1 sends its own to 2, rank 2 adds its own and sends on to 0, rank 0 adds
