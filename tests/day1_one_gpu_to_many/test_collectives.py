@@ -57,6 +57,11 @@ def run(lab, seed, finished) -> Callable[[str, int], list[tuple[Case, list[Outco
     return run_once
 
 
+def with_elements(cases: list[tuple[Case, list[Outcome]]]) -> list[tuple[Case, list[Outcome]]]:
+    """Without those of an empty tensor, for which messages need not be sent at all."""
+    return [(case, outcomes) for case, outcomes in cases if case.numel]
+
+
 # --- One round --------------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +105,7 @@ def test_broadcast_values(run, ranks):
 @on_any_ranks
 def test_broadcast_is_a_binomial_tree(run, ranks):
     levels = math.ceil(math.log2(ranks))
-    for case, outcomes in run("broadcast", ranks):
+    for case, outcomes in with_elements(run("broadcast", ranks)):
         where = f"broadcast on {ranks} ranks, {case.what}"
         for outcome in outcomes:
             check_messages_only(where, outcome)
@@ -133,7 +138,7 @@ def test_tree_all_reduce_values(run, ranks):
 @on_any_ranks
 def test_tree_all_reduce_goes_up_and_down_once(run, ranks):
     levels = math.ceil(math.log2(ranks))
-    for case, outcomes in run("tree_all_reduce", ranks):
+    for case, outcomes in with_elements(run("tree_all_reduce", ranks)):
         where = f"tree_all_reduce on {ranks} ranks, {case.what}"
         for outcome in outcomes:
             check_messages_only(where, outcome)
@@ -170,7 +175,7 @@ def test_recursive_doubling_values(run, ranks):
 def test_recursive_doubling_takes_log2_rounds(run, ranks):
     swaps = int(math.log2(ranks))
     extra = ranks - 2**swaps
-    for case, outcomes in run("recursive_doubling_all_reduce", ranks):
+    for case, outcomes in with_elements(run("recursive_doubling_all_reduce", ranks)):
         where = f"recursive_doubling_all_reduce on {ranks} ranks, {case.what}"
         for outcome in outcomes:
             check_messages_only(where, outcome)
@@ -289,6 +294,14 @@ def test_all_gather_in_a_group(lab, seed):
 
 
 @exercise("1.3", "all_gather", points=1)
+def test_all_gather_takes_a_block_of_its_output(lab, seed):
+    blocks = numbers(seed, 3, 10, torch.float32)
+    for result in lab.on_ranks(3).run(drivers.gather_in_place, per_rank=blocks):
+        where = f"all_gather whose input is block {result.rank} of its output, 3 ranks: rank {result.rank}"
+        check_tensor(result.value, torch.cat(blocks), where, LOOK_AT["all_gather"])
+
+
+@exercise("1.3", "all_gather", points=1)
 def test_all_gather_refuses_bad_input(lab):
     check_refusals("all_gather", lab)
 
@@ -377,7 +390,7 @@ def test_all_to_all_sends_each_block_once_and_straight(run, ranks):
             check_messages_only(where, outcome)
             blocks = case.arguments[outcome.rank][1]
             want = {peer: block.numel() for peer, block in enumerate(blocks) if peer != outcome.rank and block.numel()}
-            sends = [(call.peer, call.numel) for call in outcome.sends if call.numel]
+            sends = [(call.peer, call.numel) for call in outcome.sends]
             assert len(sends) == len(want) and dict(sends) == want, (
                 f"{where}: rank {outcome.rank} sent {sends} (to rank, elements), expected {list(want.items())}: each "
                 "block goes straight to its rank, once"
