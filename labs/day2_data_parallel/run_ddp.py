@@ -13,15 +13,16 @@ images/s to stay where 2 ranks brought them, and efficiency to fall like cores /
     python labs/day2_data_parallel/run_ddp.py
     torchrun --standalone --nproc-per-node 4 labs/day2_data_parallel/run_ddp.py --impl mine torch accelerate
 
-Tier 2, one multi-GPU box (NCCL, one rank per GPU). The network is far too small for a GPU: raise the batch until a step
-takes some 10 ms, and weak scaling gets close to 1.
+Tier 2, one multi-GPU box (NCCL, one rank per GPU). The network is far too small for a GPU, so make it wider and the
+batch larger: the longer a step takes, the closer weak scaling gets to 1.
 
-    torchrun --standalone --nproc-per-node 8 labs/day2_data_parallel/run_ddp.py --batch 8192 --channels 64
+    torchrun --standalone --nproc-per-node 8 labs/day2_data_parallel/run_ddp.py --batch 2048 --channels 256
 
 Tier 3, a cluster: the same line on every node, here under Slurm. Watch the step time as ranks leave the node.
 
     srun --nodes 4 --ntasks-per-node 1 torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d \\
-        --rdzv-endpoint $(scontrol show hostnames | head -1):29500 labs/day2_data_parallel/run_ddp.py --batch 32768
+        --rdzv-endpoint $(scontrol show hostnames | head -1):29500 \\
+        labs/day2_data_parallel/run_ddp.py --batch 3968 --channels 256
 
 Writes results/ddp.json and results/ddp.svg.
 """
@@ -271,7 +272,7 @@ def sweep_batches(bench: Bench, name: str, factors: list[int], epochs: int) -> l
     with show.progress("batch against learning rate", len(factors) * len(RULES)) as advance:
         for factor in factors:
             for column, (kind, rule) in RULES.items():
-                batch = BASE_BATCH * factor // bench.me.world_size * bench.me.world_size
+                batch = max(1, BASE_BATCH * factor // bench.me.world_size) * bench.me.world_size
                 base = BASE_RATES[kind]
                 rate = base if rule is None else scaled_learning_rate(base, batch, BASE_BATCH, rule)
                 accuracy = train(kind, batch, rate, epochs)
@@ -310,7 +311,7 @@ def test_accuracy(bench: Bench, model: nn.Module) -> float:
 def print_tables(bench: Bench, alike: list[dict], scaling: list[dict], rules: list[dict]) -> None:
     reference = next((r["milliseconds"] for r in alike if r["implementation"] == "torch"), None)
     show.table(
-        f"Same batches of {bench.batch}, {bench.me.world_size} ranks, {bench.images.name}",
+        f"Same batches of {bench.batch}, ranks: {bench.me.world_size}, {bench.images.name}",
         [
             "implementation",
             "last loss",
@@ -407,9 +408,11 @@ def main() -> int:
     chosen = options.parse_args()
     torch.set_num_threads(1)
     with torchrun_ranks() as me:
-        if chosen.batch < me.world_size or chosen.steps < 2 or chosen.epochs < 1:
-            options.error(f"need a batch of at least {me.world_size} images, 2 steps and 1 epoch")
-        bench = Bench(me, digits(), DigitsConfig(channels=chosen.channels, hidden=32), chosen.batch)
+        images = digits()
+        most = len(images.train_x)
+        if not me.world_size <= chosen.batch <= most or chosen.steps < 2 or min(chosen.epochs, chosen.channels) < 1:
+            options.error(f"need a batch of {me.world_size} to {most:,} images, 2 steps, 1 epoch and 1 channel or more")
+        bench = Bench(me, images, DigitsConfig(channels=chosen.channels, hidden=32), chosen.batch)
         alike, alone = compare(bench, chosen.impl, chosen.steps)
         partial_groups = [name for name in chosen.impl if name != "accelerate"]  # which knows one group only: all ranks
         scaling = scale(bench, (partial_groups or ["mine"])[0], chosen.steps)
