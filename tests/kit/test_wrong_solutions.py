@@ -2,7 +2,7 @@
 
 tests/kit/wrong_solutions/DAY/TOPIC/NAME.py holds only the functions and classes that replace the solution's own. Its
 docstring begins with ``FAILS: ring_all_reduce, all_gather``, the exercises that must lose points; the rest says why it
-is wrong. Of every other exercise one case must still pass.
+is wrong. Of every other exercise whose code uses what was replaced, one case must still pass.
 """
 
 import ast
@@ -25,12 +25,14 @@ class Judge:
     """A plugin for one run that is over soon: each exercise ends with its first failure.
 
     Attributes:
-        named: exercises to run in full; of others one case is enough.
+        named: exercises to run in full.
+        affected: functions and classes whose exercises run too, one case of each.
         tried: exercises of which a case ran.
         failures: of each exercise that failed, the report of its first failing case.
     """
 
     named: set[str]
+    affected: set[str]
     tried: set[str] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -40,10 +42,13 @@ class Judge:
         Of several cases the last comes first: it has the most ranks, and mistakes hide where there are few.
         """
         graded = [item for item in items if EXERCISE in item.stash]
-        others = {_name(item): item for item in reversed(graded) if _name(item) not in self.named}
-        named = [item for item in reversed(graded) if _name(item) in self.named]
-        cases = [list(of_test) for _, of_test in groupby(named, lambda item: item.nodeid.partition("[")[0])]
-        rounds = chain.from_iterable(zip_longest(*cases))
+        tests = [list(cases)[::-1] for _, cases in groupby(graded, lambda item: item.nodeid.partition("[")[0])]
+        named = [cases for cases in tests if _name(cases[0]) in self.named]
+        others = {}
+        for last, *_ in tests:
+            if _name(last) not in self.named and _name(last).partition(".")[0] in self.affected:
+                others.setdefault(_name(last), last)
+        rounds = chain.from_iterable(zip_longest(*named))
         items[:] = [*others.values(), *(item for item in rounds if item)]
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
@@ -64,7 +69,7 @@ def _name(item: pytest.Item) -> str:
 @pytest.mark.parametrize("wrong", FILES, ids=[str(file.relative_to(FOLDER).with_suffix("")) for file in FILES])
 def test_it_fails_the_exercises_it_names_and_no_other(wrong: Path, tmp_path: Path) -> None:
     graded = lesson(wrong.parent.name)
-    judge = Judge(named_exercises(wrong))
+    judge = Judge(named_exercises(wrong), affected_by(wrong, graded))
     submission = lay_over(graded, wrong, tmp_path / "submission")
     options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:nbval", "-p", "no:xdist"]
     folders = [f"--submission={submission}", f"--basetemp={tmp_path / 'run'}"]
@@ -87,9 +92,44 @@ def named_exercises(wrong: Path) -> set[str]:
     return {name.strip() for name in names.split(",")}
 
 
+def affected_by(wrong: Path, graded: Lesson) -> set[str]:
+    """Names at the top level of the lesson's solution that `wrong` replaces, or whose code uses one of them."""
+    uses = {node.name: _names_in(node) for node in ast.parse(graded.solution.read_text()).body if hasattr(node, "name")}
+    affected = {node.name for node in ast.parse(wrong.read_text()).body if hasattr(node, "name")}
+    while more := {name for name, used in uses.items() if name not in affected and used & affected}:
+        affected |= more
+    return affected
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
 def lay_over(graded: Lesson, wrong: Path, submission: Path) -> Path:
     """A submission: the solution, and after it the definitions that replace some of its own."""
     file = submission / graded.day / f"{graded.slug}.py"
     file.parent.mkdir(parents=True)
     file.write_text(f"{graded.solution.read_text()}\n\n{wrong.read_text()}")
     return submission
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ('"""FAILS: bus_bandwidth"""\n', r"passes every test of \['bus_bandwidth'\]"),
+        ('"""FAILS: bandwidth"""\n', r"grade no exercise \['bandwidth'\]"),
+        ('"""FAILS: bus_bandwidth"""\ndef bus_bandwidth(*inputs):\n    return other\n', "slip in check.py"),
+        (
+            '"""FAILS: bus_bandwidth"""\nbus_bandwidth = 1\ndef broadcast(*inputs):\n    pass\n',
+            r"names: \['broadcast', 'tree_all_reduce'\]",
+        ),
+        ('"""Wrong."""\n', "must begin with a docstring"),
+    ],
+)
+def test_a_wrong_solution_that_shows_nothing_is_noticed(source: str, complaint: str, tmp_path: Path) -> None:
+    check = tmp_path / "collectives" / "check.py"
+    check.parent.mkdir()
+    check.write_text(source)
+    with pytest.raises(AssertionError, match=complaint):
+        test_it_fails_the_exercises_it_names_and_no_other(check, tmp_path)
