@@ -2,7 +2,7 @@
 
 tests/kit/wrong_solutions/DAY/TOPIC/NAME.py holds only the functions and classes that replace the solution's own. Its
 docstring begins with ``FAILS: ring_all_reduce, all_gather``, the exercises that must lose points; the rest says why it
-is wrong. Of every other exercise whose code uses what was replaced, one case must still pass.
+is wrong. Of every other exercise whose code uses what was replaced, the first case must still pass.
 """
 
 import ast
@@ -26,7 +26,7 @@ class Judge:
 
     Attributes:
         named: exercises to run in full.
-        affected: functions and classes whose exercises run too, one case of each.
+        affected: functions and classes whose exercises run too: the first case, which is the cheapest.
         tried: exercises of which a case ran.
         failures: of each exercise that failed, the report of its first failing case.
     """
@@ -45,9 +45,9 @@ class Judge:
         tests = [list(cases)[::-1] for _, cases in groupby(graded, lambda item: item.nodeid.partition("[")[0])]
         named = [cases for cases in tests if _name(cases[0]) in self.named]
         others = {}
-        for last, *_ in tests:
-            if _name(last) not in self.named and _name(last).partition(".")[0] in self.affected:
-                others.setdefault(_name(last), last)
+        for *_, first in tests:
+            if _name(first) not in self.named and _name(first).partition(".")[0] in self.affected:
+                others.setdefault(_name(first), first)
         rounds = chain.from_iterable(zip_longest(*named))
         items[:] = [*others.values(), *(item for item in rounds if item)]
 
@@ -121,8 +121,8 @@ def lay_over(graded: Lesson, wrong: Path, submission: Path) -> Path:
         ('"""FAILS: bandwidth"""\n', r"grade no exercise \['bandwidth'\]"),
         ('"""FAILS: bus_bandwidth"""\ndef bus_bandwidth(*inputs):\n    return other\n', "slip in check.py"),
         (
-            '"""FAILS: bus_bandwidth"""\nbus_bandwidth = 1\ndef broadcast(*inputs):\n    pass\n',
-            r"names: \['broadcast', 'tree_all_reduce'\]",
+            '"""FAILS: bus_bandwidth"""\nbus_bandwidth = 1\ndef predict_seconds(*inputs):\n    return 1.0\n',
+            r"names: \['fastest_algorithm', 'fit_alpha_beta', 'predict_seconds'\]",
         ),
         ('"""Wrong."""\n', "must begin with a docstring"),
     ],
