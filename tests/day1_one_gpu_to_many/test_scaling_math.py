@@ -609,7 +609,6 @@ def test_more_gpus_do_not_help_against_activations(lab):
 
 # --- The choice -------------------------------------------------------------------------------------------------------
 
-SMALL = TransformerConfig(1_000, 64, 4, 8, kv_heads=4, ffn=192, sequence=256)
 SUFFIXES = {(1, 1): "", (2, 1): " + TP", (4, 1): " + TP", (8, 1): " + TP", (8, 2): " + TP + PP", (8, 4): " + TP + PP"}
 ZERO = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 
