@@ -50,8 +50,9 @@ class _Points:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         scores = [tally.score() for tally in self._tallies()]
-        tested = {score.exercise.lesson for score in scores}
-        scores += [score for lesson in self._stopped_notebooks - tested for score in self._unwritten(lesson)]
+        untested = self._stopped_notebooks - {score.exercise.lesson for score in scores}
+        for lesson in self._course.lessons.values():
+            scores += self._unwritten(lesson) if lesson in untested else ()
         if scores:
             with redirect_stdout(io.StringIO()) as printed:
                 print_table(scores)
