@@ -24,6 +24,7 @@ per GPU-hour (what DeepSeek-V3 reckons with, arXiv:2412.19437, table 1). Writes 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, dataclass
 
@@ -218,7 +219,10 @@ def report(job: Job) -> int:
 
 def whole_number(text: str) -> int:
     """15e12 as well as 15000000000000."""
-    return int(float(text))
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of tokens")
+    return int(number)
 
 
 def main() -> int:
