@@ -332,7 +332,7 @@ class Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         sizes = [parameter.numel() for parameter in parameters]
-        self.flat = parameters[0].new_zeros(sum(sizes), requires_grad=False)
+        self.flat = parameters[0].new_zeros(sum(sizes))
         places = zip(parameters, self.flat.split(sizes), strict=True)
         self.views = {parameter: place.view(parameter.shape) for parameter, place in places}
         self.missing: set[nn.Parameter] = set()
