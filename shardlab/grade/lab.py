@@ -52,13 +52,14 @@ class Lab:
 
     def _alone(self, expected: type[Exception] | None, name: str, args: Sequence[Any], kwargs: dict) -> dict:
         __tracebackhide__ = True
-        (outcome,) = self.run(rank_side.call_alone, 1, self.job(expected), name, args, kwargs, what=name)
+        what = _what(name, expected)
+        (outcome,) = self._run(rank_side.call_alone, 1, self._job(expected), name, args, kwargs, what=what)
         return outcome
 
-    def job(self, expected: type[Exception] | None = None) -> rank_side.Job:
+    def _job(self, expected: type[Exception] | None = None) -> rank_side.Job:
         return str(self.labs_root), self.module, expected
 
-    def run(self, function: Callable[..., Any], ranks: int, *args: Any, what: str, **options: Any) -> list[Any]:
+    def _run(self, function: Callable[..., Any], ranks: int, *args: Any, what: str, **options: Any) -> list[Any]:
         """`run_ranks`; a call that fails fails the test, with the learner's error and not with ours."""
         __tracebackhide__ = True
         printed = io.StringIO()
@@ -89,7 +90,7 @@ class OnRanks:
             args, kwargs: the same on every rank.
         """
         __tracebackhide__ = True
-        shared = (self._lab.job(), name, args, kwargs)
+        shared = (self._lab._job(), name, args, kwargs)
         return self._results(rank_side.call_function, shared, per_rank, what=name)
 
     def run(self, driver: Callable[..., Any], *args: Any, per_rank: Sequence[Any] | None = None) -> RankResults:
@@ -100,20 +101,19 @@ class OnRanks:
         """
         __tracebackhide__ = True
         own = None if per_rank is None else [(item,) for item in per_rank]
-        return self._results(rank_side.run_driver, (self._lab.job(), driver, args), own, what=driver.__name__)
+        return self._results(rank_side.run_driver, (self._lab._job(), driver, args), own, what=driver.__name__)
 
     def expect_error(
         self, error: type[Exception], name: str, /, per_rank: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> list[str]:
         """The messages of the `error` that every rank must raise before it communicates."""
         __tracebackhide__ = True
-        shared = (self._lab.job(error), name, args, kwargs)
-        outcomes = self._outcomes(rank_side.call_function, shared, per_rank, name, min(self._timeout, REFUSAL_SECONDS))
+        shared = (self._lab._job(error), name, args, kwargs)
+        what, timeout = _what(name, error), min(self._timeout, REFUSAL_SECONDS)
+        outcomes = self._outcomes(rank_side.call_function, shared, per_rank, what, timeout)
         for rank, outcome in enumerate(outcomes):
             if outcome["error"] is None:
-                pytest.fail(
-                    f"rank {rank}: {name} returned {outcome['value']!r}, it should have raised {error.__name__}"
-                )
+                pytest.fail(f"rank {rank}: {_no_error(name, outcome, error)}")
             if calls := Traffic.from_data(outcome["traffic"]).calls:
                 pytest.fail(
                     f"rank {rank}: {name} called {calls[0]} before it raised {error.__name__}: bad input is refused "
@@ -138,11 +138,15 @@ class OnRanks:
     ) -> list[dict]:
         __tracebackhide__ = True
         own = [()] * self._ranks if per_rank is None else [_tuple(item) for item in per_rank]
-        return self._lab.run(function, self._ranks, *shared, per_rank=own, timeout=timeout, what=what)
+        return self._lab._run(function, self._ranks, *shared, per_rank=own, timeout=timeout, what=what)
 
 
 def _tuple(item: Any) -> tuple:
     return item if isinstance(item, tuple) else (item,)
+
+
+def _what(name: str, expected: type[Exception] | None) -> str:
+    return f"{name}, which must raise {expected.__name__}," if expected else name
 
 
 def _no_error(name: str, outcome: dict, error: type[Exception]) -> str:

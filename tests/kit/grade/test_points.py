@@ -2,11 +2,13 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from shardlab.grade import exercise
-from shardlab.grade.status import scores
+from shardlab.grade.status import run_tests, scores
+from shardlab.syllabus import lesson
 
 
 def test_cases_share_the_points_of_their_test(course):
@@ -97,6 +99,11 @@ def test_results_that_cannot_be_written_are_a_warning(course):
     run = course.run("-k", "double")
     run.assert_outcomes(skipped=1, deselected=6, warnings=1)
     run.stdout.fnmatch_lines(["*points are not kept*"])
+
+
+def test_the_command_line_gets_pytests_exit_code(capfd):
+    assert run_tests(lesson("1.3"), Path("nowhere")) == 2
+    assert 'nowhere" does not exist' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("points", [0, -1, 1.5, True, "4"])

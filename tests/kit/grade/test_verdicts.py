@@ -165,7 +165,7 @@ def test_a_submission_that_prints_without_end_is_cut_and_still_right(course):
     [
         ("dist.all_reduce(tensor.float())", "all_sum returned None, it should have raised ValueError"),
         ("dist.barrier(); raise ValueError('bool')", "called barrier*before it raised ValueError"),
-        ("raise TypeError('bool')", "TypeError: bool"),
+        ("raise TypeError('bool')", "all_sum, which must raise ValueError, on 2 ranks: rank ? raised*TypeError: bool"),
         ("if dist.get_rank(): raise ValueError('bool')", "rank 0: all_sum returned None*"),
         ("import shardlab; raise shardlab.NotAttempted('1.1 all_sum')", "not attempted"),
     ],
