@@ -163,8 +163,8 @@ def measure(op: str, num_bytes: int, rivals: Sequence[Contender], me: TorchrunRa
         arguments[rival.name] = task.arguments
         for tensor in task.result:
             tensor.zero_()  # sums of zeros stay finite however often they are repeated
-    fit = [rival for rival in rivals if not wrong[rival.name]]
-    seconds = time_in_turns({rival.name: (rival.call, arguments[rival.name]) for rival in fit}, me)
+    right = [rival for rival in rivals if not wrong[rival.name]]
+    seconds = time_in_turns({rival.name: (rival.call, arguments[rival.name]) for rival in right}, me)
     return [_measurement(op, rival, 4 * numel, wrong[rival.name], seconds.get(rival.name), me) for rival in rivals]
 
 
@@ -199,17 +199,16 @@ def _measurement(
 def time_in_turns(calls: dict[str, tuple[Callable, tuple]], me: TorchrunRank) -> dict[str, float]:
     """Median over repeats of the slowest rank's seconds, by name."""
     start = time.perf_counter()
-    first = {name: [_seconds(call, arguments, me)] for name, (call, arguments) in calls.items()}
+    times = {name: [_seconds(call, arguments, me)] for name, (call, arguments) in calls.items()}
     repeats = torch.tensor(SECONDS_PER_SIZE / max(time.perf_counter() - start, 1e-9), device=me.device)
     dist.broadcast(repeats, 0)  # the ranks' clocks differ, their number of repeats must not
-    times = first
     for _ in range(min(max(int(repeats), REPEATS[0]), REPEATS[-1])):
         for name, (call, arguments) in calls.items():
             times[name].append(_seconds(call, arguments, me))
     slowest = {name: torch.tensor(values, dtype=torch.float64, device=me.device) for name, values in times.items()}
     for values in slowest.values():
         dist.all_reduce(values, dist.ReduceOp.MAX)
-    return {name: statistics.median(values[1:].tolist()) for name, values in slowest.items()}
+    return {name: statistics.median(values[1:].tolist()) for name, values in slowest.items()}  # the first warms up
 
 
 def _seconds(call: Callable, arguments: tuple, me: TorchrunRank) -> float:
