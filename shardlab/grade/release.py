@@ -2,7 +2,8 @@
 
 In a solution the body a learner writes stands between ``# BEGIN SOLUTION`` and ``# END SOLUTION``. The lab is the same
 file with each such block replaced by ``raise NotAttempted("1.3 ring_all_reduce")``, named after the function or
-``Class.method`` around it, and with the import of NotAttempted. Maintainers run this; it overwrites labs.
+``Class.method`` around it, and with the import of NotAttempted. Maintainers run this; a lab in which somebody has
+begun to write is never overwritten.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pathlib import Path
 from shardlab.bad_input import BadInput
 from shardlab.grade.course import Course
 from shardlab.grade.imports import with_import
+from shardlab.grade.source import definitions, definitions_in
 from shardlab.show import write_text
 from shardlab.syllabus import Lesson
 
@@ -33,9 +35,13 @@ def release(root: Path) -> list[Path]:
         The labs that changed, relative to `root`.
 
     Raises:
-        ReleaseError: markers that do not pair up or stand outside a function, or a file of no lesson.
+        ReleaseError: markers that do not pair up or stand outside a function, a file of no lesson, or a lab that
+            holds somebody's work (no lab is written then).
     """
     changed = _differing(root)
+    if begun := begun_labs(root):
+        names = ", ".join(map(str, begun))
+        raise ReleaseError(f"{names}: exercises are written here, and a release would overwrite them; move them away")
     for lab, text in changed.items():
         write_text(root / lab, text)
     return list(changed)
@@ -50,6 +56,17 @@ def drifted(root: Path) -> list[Path]:
         if lesson.lab.is_file() and not lesson.solution.is_file()
     ]
     return sorted([*_differing(root), *orphans])
+
+
+def begun_labs(root: Path) -> list[Path]:
+    """Labs, relative to `root`, that `release` would change and in which an exercise no longer raises NotAttempted."""
+    return [lab for lab, text in _differing(root).items() if _is_begun(root / lab, text)]
+
+
+def _is_begun(lab: Path, released: str) -> bool:
+    present = definitions(lab)
+    exercises = [name for name, each in definitions_in(released).items() if each.untouched]
+    return any(name in present and not present[name].untouched for name in exercises)
 
 
 def _differing(root: Path) -> dict[Path, str]:

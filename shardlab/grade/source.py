@@ -21,9 +21,14 @@ class Definition:
 def definitions(path: Path) -> dict[str, Definition]:
     """By name (``function``, ``Class``, ``Class.method``); empty for a file that is missing or not Python."""
     try:
-        tree = ast.parse(path.read_bytes())
+        return definitions_in(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {}
+
+
+def definitions_in(source: bytes | str) -> dict[str, Definition]:
+    """The same for the text of a file; raises what `ast.parse` does."""
+    tree = ast.parse(source)
     found = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardlab.grade.imports import with_import
-from shardlab.grade.release import ReleaseError, drifted, release
+from shardlab.grade.release import ReleaseError, begun_labs, drifted, release
 from shardlab.syllabus import ROOT
 
 
@@ -101,6 +101,16 @@ def test_only_what_differs_is_written_and_reported(course):
     assert drifted(course.root) == [lab]
     assert release(course.root) == [lab]
     assert (course.root / lab).read_text() == before
+
+
+def test_a_lab_somebody_works_in_is_never_overwritten(course):
+    lab = Path("labs/day1_small/sums.py")
+    mine = (course.root / lab).read_text().replace('raise NotAttempted("1.1 double")', "return [v + v for v in values]")
+    course.write(str(lab), mine)
+    assert begun_labs(course.root) == [lab]
+    with pytest.raises(ReleaseError, match="exercises are written here"):
+        release(course.root)
+    assert (course.root / lab).read_text() == mine
 
 
 def test_a_lab_without_a_solution_has_drifted(course):
