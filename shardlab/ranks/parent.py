@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -25,7 +26,10 @@ from shardlab.ranks.supervise import Pipes, Supervisor
 
 def _import_what_ranks_need() -> None:
     """Seconds once, instead of seconds in every rank. torch._dynamo: the first optimiser step asks for it."""
-    import torch._dynamo
+    with tempfile.TemporaryDirectory() as folder:  # its import makes a cache folder, which nobody may ever need
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        import torch._dynamo
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     import torch.distributed._functional_collectives
     import torch.distributed.algorithms.join
     import torch.distributed.device_mesh
