@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -26,6 +27,7 @@ from shardlab.ranks.supervise import Ending
 
 START_METHODS = ("fork", "spawn")
 IMPORT_SECONDS = 120.0  # the longest a cold disk may take to import torch
+SUPERVISOR_SECONDS = 60.0  # after a call's own deadline, by which the warm parent has ended it and answered
 
 
 def run_ranks(
@@ -132,6 +134,7 @@ class RankPool:
             _write_inputs(folder, fn, args, per_rank)
             ending = self._ask(self._request(folder, ranks, timeout, backend))
             reports, values = build_reports(folder, ending)
+            _remove_shared_memory(folder, [fate.pid for fate in ending.fates])
         if any(report.failed for report in reports):
             _raise(ending.how, reports)
         return reports, values
@@ -152,8 +155,12 @@ class RankPool:
         if self._parent is None or self._parent.poll() is not None:
             self._start()
         try:
+            self._socket.settimeout(request.timeout + SUPERVISOR_SECONDS)
             self._socket.sendall(request.to_line())
             return Ending.from_data(self._receive())
+        except OSError as error:
+            self.close()
+            raise RuntimeError(f"the ranks' warm parent does not answer ({error}); the next call starts one") from error
         except BaseException:  # Ctrl-C, or the parent is gone: closing the socket ends the call and everything in it
             self.close()
             raise
@@ -181,7 +188,6 @@ class RankPool:
         atexit.register(self.close)
         self._socket.settimeout(IMPORT_SECONDS)
         self.start_method = self._receive()["start_method"]
-        self._socket.settimeout(None)  # the supervisor keeps the call's deadline
 
     def close(self) -> None:
         """End the warm parent and whatever it has running. The pool can be used again."""
@@ -215,7 +221,7 @@ def _check(
         raise ValueError(f"run_ranks needs a number of ranks from 1 up, not {ranks!r}")
     if per_rank is not None and len(per_rank) != ranks:
         raise ValueError(f"per_rank has {len(per_rank)} items for {ranks} ranks: give one for each rank")
-    if not timeout > 0:
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout is {timeout!r} seconds: give a positive number")
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"backend is {backend!r}; it can be 'gloo', 'nccl' or None")
@@ -231,13 +237,19 @@ def _write_inputs(
 
 @contextlib.contextmanager
 def _call_folder() -> Iterator[CallFolder]:
-    """The folder of a call, gone afterwards together with the shared memory its ranks left."""
+    """The folder of a call, gone afterwards."""
     folder = CallFolder.create()
     try:
         yield folder
     finally:
         shutil.rmtree(folder.root, ignore_errors=True)
-        for leftover in Path("/dev/shm").glob(shared_memory_prefix(folder.root.name) + "*"):
+
+
+def _remove_shared_memory(folder: CallFolder, pids: Sequence[int]) -> None:
+    """Remove what killed ranks left: Python's blocks and semaphores carry the call's name, torch's the process id."""
+    prefix = shared_memory_prefix(folder.root.name)
+    for pattern in (f"{prefix}*", f"sem.{prefix}*", *(f"torch_{pid}_*" for pid in pids)):
+        for leftover in Path("/dev/shm").glob(pattern):
             leftover.unlink(missing_ok=True)
 
 

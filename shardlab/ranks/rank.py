@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,12 @@ def rank_main(request: Request, rank: int, parent: int, ring: int, release: int)
             connections that a slower rank still reads from.
     """
     folder = request.call_folder
+    process = os.getpid()
     try:
         _settle_in(request, rank, parent)
         outcome = _run(request, folder, rank)
+        if os.getpid() != process:  # a child that the function forked and let return
+            return
         _write_result(folder, rank, outcome)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -90,9 +94,11 @@ def shared_memory_prefix(folder_name: str) -> str:
 
 
 def _name_shared_memory() -> None:
-    from multiprocessing import shared_memory
+    from multiprocessing import current_process, shared_memory
 
-    shared_memory._SHM_NAME_PREFIX = "/" + shared_memory_prefix(Path(tempfile.gettempdir()).parent.name)
+    prefix = "/" + shared_memory_prefix(Path(tempfile.gettempdir()).parent.name)
+    shared_memory._SHM_NAME_PREFIX = prefix
+    current_process()._config["semprefix"] = prefix  # locks and semaphores
 
 
 def _run(request: Request, folder: CallFolder, rank: int) -> dict[str, Any]:
@@ -131,12 +137,20 @@ def _failure(state: str, error: BaseException) -> dict[str, Any]:
     return {
         "state": state,
         "error_type": kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-        "message": str(error),
+        "message": _shown(lambda: str(error)),
         "exercise": error.exercise if isinstance(error, NotAttempted) else None,
-        "traceback": _user_traceback(error),
+        "traceback": _shown(lambda: _user_traceback(error)),
         "file": where.file if where else "",
         "line": where.line if where else 0,
     }
+
+
+def _shown(text: Callable[[], str]) -> str:
+    """A text of an exception; its ``__str__`` and notes are code too, and may fail."""
+    try:
+        return text()
+    except Exception as error:
+        return f"(it cannot be shown: {type(error).__name__})"
 
 
 def _user_traceback(error: BaseException) -> str:
@@ -151,7 +165,7 @@ def _write_result(folder: CallFolder, rank: int, outcome: dict[str, Any]) -> Non
     """Whole or not at all: a rank killed while writing leaves no result."""
     try:
         message = wire.encode({**outcome, "finished": time.monotonic()})
-    except wire.UnsendableError as error:
+    except Exception as error:  # besides UnsendableError: nested without end, or numbers too long to write
         outcome.clear()
         outcome.update(_failure("unsendable", error))
         message = wire.encode({**outcome, "finished": time.monotonic()})

@@ -65,6 +65,11 @@ class RankReport:
         return self.state != "returned"
 
     @property
+    def vanished(self) -> bool:
+        """Whether the process ended without a word: that is never another rank's echo, except for an abort of torch."""
+        return self.state == "exited" or (self.state == "killed" and "SIGABRT" not in self.message)
+
+    @property
     def lost_a_peer(self) -> bool:
         """Whether its error only says that another rank is gone."""
         return self.state == "raised" and any(sign in self.message.lower() for sign in _LOST_PEER)
@@ -204,7 +209,7 @@ def find_cause(reports: list[RankReport]) -> tuple[int, str]:
     elif own:  # only waits in vain: the ranks disagree, as in a deadlock
         return _odd_one_out(reports)
     if own:
-        first = min(own, key=lambda report: report.finished or 0.0)
+        first = min(own, key=lambda report: (not report.vanished, report.finished or 0.0))
         return first.rank, ""
     if any(report.state == "hung" or report.timed_out for report in reports):
         return _odd_one_out(reports)

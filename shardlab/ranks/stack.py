@@ -15,6 +15,7 @@ from shardlab.observe.calls import LIBRARY_FOLDERS, TORCH_FOLDER, TORCH_LOGGER
 
 _KIT = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("ranks", "grade"))
 _OUTERMOST = ("_run_module_as_main", "<module>")  # where a forked and a spawned rank's interpreter begins
+_THREAD = re.compile(r"0x[0-9a-f]+")
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -57,25 +58,40 @@ def ask_for_stack(pid: int) -> None:
 def read_stack(path: Path, within: float = 0.0) -> list[Frame]:
     """Frames of the main thread, innermost first, waiting up to `within` seconds for them to be written."""
     deadline = time.monotonic() + within
-    while not (frames := _parse(path)) and time.monotonic() < deadline:
+    while not (frames := _main_thread(path)) and time.monotonic() < deadline:
         time.sleep(0.01)  # the signal handler writes within milliseconds
     return frames
 
 
-def _parse(path: Path) -> list[Frame]:
+def take_stacks(pid: int, path: Path, within: float) -> list[list[Frame]]:
+    """Ask a rank for the stacks of all its threads as they are now; those written within `within` seconds."""
+    before = path.stat().st_size if path.exists() else 0
+    ask_for_stack(pid)
+    deadline = time.monotonic() + within
+    while not (stacks := list(_threads(path, before).values())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return stacks
+
+
+def _main_thread(path: Path) -> list[Frame]:
     """The newest whole dump of the main thread in the file; the one being written may still be short of frames."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    dumps: list[list[Frame]] = []
-    in_main = False
-    for line in lines[1:]:
-        if "(most recent call first)" in line:
-            in_main = lines[0] in line
-            if in_main:
-                dumps.append([])
-        elif in_main and (match := _FRAME.match(line)):
-            dumps[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
-    whole = [frames for frames in dumps if frames and frames[-1].function in _OUTERMOST]
-    return whole[-1] if whole else []
+    name = path.read_text().partition("\n")[0] if path.exists() else ""
+    return _threads(path, len(name) + 1).get(name, [])
+
+
+def _threads(path: Path, start: int) -> dict[str, list[Frame]]:
+    """By thread, the newest stack after byte `start` of the file; of the main thread only whole ones."""
+    if not path.exists():
+        return {}
+    main = path.read_text().partition("\n")[0]
+    found: dict[str, list[Frame]] = {}
+    blocks = re.split(r"^(?=\S.*\(most recent call first\))", path.read_bytes()[start:].decode(), flags=re.MULTILINE)
+    for block in blocks[1:]:
+        thread = _THREAD.search(block)
+        frames = [Frame(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(block)]
+        if thread and frames and (thread[0] != main or frames[-1].function in _OUTERMOST):
+            found[thread[0]] = frames
+    return found
 
 
 def torch_call(frames: list[Frame]) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from shardlab.ranks import processes
 from shardlab.ranks.call_folder import Request
-from shardlab.ranks.stack import ask_for_stack, read_stack
+from shardlab.ranks.stack import ask_for_stack, read_stack, take_stacks
 
 GRACE = 1.0  # seconds the other ranks get to report what they saw of a failure, before they are ended
 TICK = 0.5  # seconds between looks at the CPU clocks
@@ -109,6 +111,8 @@ class Supervisor:
         finally:
             pipes.close()
             self._end_ranks()
+        if how == "cancelled":  # the caller may be gone for good
+            shutil.rmtree(self.folder.root, ignore_errors=True)
         return Ending(how, self.fates)
 
     def _watch(self, doorbell: int) -> str:
@@ -127,7 +131,7 @@ class Supervisor:
                 return "failed"
             if now >= deadline:
                 return "timeout"
-            if grace_ends is None and stall.is_deadlock(self._unfinished(), self.folder.stack):
+            if grace_ends is None and len(self.fates) > 1 and stall.is_deadlock(self._unfinished(), self.folder.stack):
                 return "deadlock"
             wait = min(TICK, (grace_ends or deadline) - now, deadline - now)
             if self._wait(doorbell, max(wait, 0.0)):
@@ -177,9 +181,10 @@ class Supervisor:
             fate.stuck = True
             if not fate.stopped:  # a stopped process cannot answer
                 ask_for_stack(fate.pid)
+        deadline = time.monotonic() + STACK_SECONDS
         for rank, fate in stuck:
             if not fate.stopped:
-                read_stack(self.folder.stack(rank), within=STACK_SECONDS)
+                read_stack(self.folder.stack(rank), within=deadline - time.monotonic())
         for _, fate in stuck:
             processes.kill(fate.pid)
 
@@ -216,11 +221,16 @@ class _StallWatch:
     def _busy(self, used: dict[int, float], elapsed: float) -> bool:
         return any(used[pid] - self._used[pid] > IDLE_SHARE * max(elapsed, 1.0) for pid in used)
 
-    def _waits(self, pid: int, stack_path) -> bool | None:
-        """Whether a rank waits for others: in a lock, or in torch.distributed's own polling of a store."""
+    def _waits(self, pid: int, stack_path: Path) -> bool | None:
+        """Whether a rank waits for others: some thread is in torch, or the main thread in a lock of torch's.
+
+        A wait for a thread or a child of its own shows as a line of the standard library, a handle's `wait` as a line
+        of the caller.
+        """
         on_lock = processes.waits_on_lock(pid)
-        if on_lock is not False:
-            return on_lock
-        ask_for_stack(pid)
-        frames = read_stack(stack_path, within=STACK_SECONDS)
-        return bool(frames) and "distributed" in frames[0].file and frames[0].in_torch
+        stacks = take_stacks(pid, stack_path, STACK_SECONDS)
+        if any(frames[0].in_torch for frames in stacks):
+            return True
+        if not stacks or any(frames[0].in_library for frames in stacks):
+            return False
+        return on_lock

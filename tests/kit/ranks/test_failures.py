@@ -1,12 +1,14 @@
 """Failure is a feature: every way a call can go wrong ends it in seconds, names the causing rank, leaves nothing."""
 
 import inspect
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -192,6 +194,68 @@ def test_a_slow_rank_is_not_a_deadlock():
     assert run_ranks(works_for_a_while, 2, timeout=20) == ["done", "done"]
 
 
+def waits_for_a_thread_of_its_own():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(time.sleep, 6).result()
+
+
+def test_a_rank_that_waits_for_its_own_thread_is_not_a_deadlock():
+    assert run_ranks(waits_for_a_thread_of_its_own, 2, timeout=20) == [None, None]
+
+
+def communicates_in_a_thread():
+    if dist.get_rank() == 0:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(dist.all_reduce, torch.ones(1)).result()
+
+
+def test_a_deadlock_in_a_thread_is_seen():
+    error = failure_of(communicates_in_a_thread)
+    assert (error.how, error.cause) == ("deadlock", 1)
+
+
+def hides_the_lost_peer():
+    if dist.get_rank() == 2:
+        os._exit(5)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        raise ValueError("something else") from None
+
+
+def test_a_rank_that_vanished_comes_before_what_others_make_of_it():
+    assert failure_of(hides_the_lost_peer, ranks=4).cause == 2
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise TypeError
+
+
+def raises_what_cannot_be_shown():
+    raise Unprintable
+
+
+def returns_a_list_without_end():
+    endless = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize("function", [raises_what_cannot_be_shown, returns_a_list_without_end])
+def test_no_error_is_lost(function):
+    report = failure_of(function, ranks=1).reports[0]
+    assert report.error_type.endswith(("Unprintable", "RecursionError"))
+
+
+def forks_and_returns_twice():
+    return "child" if os.fork() == 0 else "rank"
+
+
+def test_a_forked_child_that_returns_is_no_rank():
+    assert run_ranks(forks_and_returns_twice, 2) == ["rank", "rank"]
+
+
 def computes_for_ever():
     if dist.get_rank() == 1:
         while True:
@@ -286,6 +350,28 @@ def test_no_file_or_shared_memory_survives():
     assert not Path("/dev/shm", name.lstrip("/")).exists()
 
 
+def leaves_a_semaphore():
+    multiprocessing.get_context("spawn").Lock()
+    os._exit(0)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="semaphores show as files on Linux only")
+def test_no_semaphore_survives():
+    before = set(Path("/dev/shm").glob("sem.s*"))
+    failure_of(leaves_a_semaphore, ranks=1)
+    assert set(Path("/dev/shm").glob("sem.s*")) <= before
+
+
+def test_a_caller_that_is_killed_leaves_no_folder(tmp_path):
+    code = "import time; from shardlab.ranks import run_ranks; run_ranks(time.sleep, 1, 1000, timeout=1000)"
+    caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+    wait_until(lambda: list(tmp_path.glob("shardlab-*/output-0")))
+    caller.kill()
+    caller.wait(20)
+    wait_until(lambda: not list(tmp_path.glob("shardlab-*")))
+    assert not list(tmp_path.glob("shardlab-*"))
+
+
 def test_a_closed_pool_leaves_no_process():
     pool = RankPool()
     pool.run(dist.get_rank, 2)
@@ -306,14 +392,18 @@ run_ranks(wait, 2, sys.argv[1], timeout=1000)
 """
 
 
+def wait_until(condition, within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
 def test_ranks_end_with_their_caller(tmp_path, end):
     caller = subprocess.Popen(
         [sys.executable, "-c", CALLER, str(tmp_path / "started-")], stderr=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     (parent,) = psutil.Process(caller.pid).children()
     family = [parent, *parent.children(recursive=True)]
     assert len(family) == 3
