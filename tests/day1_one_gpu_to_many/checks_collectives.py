@@ -214,6 +214,16 @@ def check_messages_only(where: str, outcome: Outcome) -> None:
     )
 
 
+def check_background(where: str, rank: int, traffic: Traffic, largest: int) -> None:
+    """A ring in the background is a ring: messages only, and none larger than a chunk."""
+    others = [call for call in traffic.calls if call.op not in ("send", "recv")]
+    assert not others, f"{where}: rank {rank} called {others[0].op}, a ring only sends and receives, also with async_op"
+    elements = max((call.numel for call in traffic.calls), default=0)
+    assert elements <= largest, (
+        f"{where}: rank {rank} sent {elements} elements in one message, a chunk has {largest} at most, async_op or not"
+    )
+
+
 def check_ring(where: str, outcomes: list[Outcome], rounds: int, largest: int, itemsize: int, exact: bool) -> None:
     """Every rank sends once in each round, always to the same neighbour, at most `largest` elements.
 
@@ -272,6 +282,7 @@ def check_in_group(name: str, lab, seed: int) -> None:
             where = f"{name} in the group {members} of 4 ranks, {case.what}"
             if outcome.rank in places:
                 check_outcome(name, where, case, outcome, places[outcome.rank])
+                check_messages_only(where, outcome)
             else:
                 assert outcome.error.startswith("ValueError"), (
                     f"{where}: rank {outcome.rank} is not in the group, so it must raise ValueError: "

@@ -19,6 +19,7 @@ from checks_collectives import (
     LOOK_AT,
     Case,
     Outcome,
+    check_background,
     check_in_group,
     check_messages_only,
     check_refusals,
@@ -353,6 +354,7 @@ def test_ring_all_reduce_works_in_the_background(lab, seed):
             "not hold the sum. A ring whose rounds run inside wait() hides no communication: they must run while the "
             "rank computes."
         )
+        check_background("ring_all_reduce in the background on 3 ranks", result.rank, result.traffic, 334)
 
 
 @exercise("1.3", "ring_all_reduce", points=2)
@@ -362,11 +364,13 @@ def test_rings_in_flight_do_not_mix(lab, seed, ranks):
     inputs = [numbers(seed + index, ranks, 5000, torch.float32) for index in range(count)]
     results = lab.on_ranks(ranks).run(drivers.several_in_flight, per_rank=list(map(list, zip(*inputs, strict=True))))
     for result in results:
+        where = f"{count} rings in flight at once, {ranks} ranks"
+        check_background(where, result.rank, result.traffic, 5000 // ranks)
         for index, tensor in enumerate(result.value):
             check_tensor(
                 tensor,
                 sum(inputs[index]),
-                f"{count} rings in flight at once, {ranks} ranks: rank {result.rank}, ring {index}",
+                f"{where}: rank {result.rank}, ring {index}",
                 "Messages of two rings were mixed up. Take one next_tag per call, in the caller's thread, and give it "
                 "to every message of that call.",
             )
