@@ -490,6 +490,7 @@ class DataParallel(nn.Module):
         if dist.get_rank(group) < 0:
             raise ValueError(f"rank {dist.get_rank()} is not in this group: only its members may train in it")
         self.module, self.group, self.bucket_bytes = module, group, bucket_mb * 2**20
+        self._scale = 1 / dist.get_world_size(group)
         self._check_same_on_all_ranks()
         self._broadcast([*module.parameters(), *module.buffers()], source=0)
         self._buckets = [Bucket(parameters) for parameters in assign_buckets(trained, self.bucket_bytes)]
@@ -559,7 +560,7 @@ class DataParallel(nn.Module):
                 "an earlier backward halfway (build the model anew), or a reentrant checkpoint uses the parameter twice"
             )
         bucket.missing.remove(parameter)
-        bucket.collect(parameter, 1 / dist.get_world_size(self.group))
+        bucket.collect(parameter, self._scale)
         self._launch_complete_buckets()
         # END SOLUTION
 
@@ -582,7 +583,7 @@ class DataParallel(nn.Module):
         unused = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.missing]
         for bucket, parameter in unused:
             bucket.missing.remove(parameter)
-            bucket.collect(parameter, 1 / dist.get_world_size(self.group))
+            bucket.collect(parameter, self._scale)
         self._launch_complete_buckets()
         for bucket in self._buckets:
             bucket.work.wait()

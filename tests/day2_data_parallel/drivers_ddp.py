@@ -419,8 +419,12 @@ def _load_foreign_state(lab: ModuleType, options: dict, other: dict) -> str:
     return error_message(lambda: lab.ShardedSampler(rank=0, world_size=2, **options).load_state_dict(state))
 
 
-def bucket_indices(lab: ModuleType, shapes: Sequence[tuple[int, str]], bucket_bytes: float) -> list[list[int]]:
-    """`assign_buckets` of tensors of (numel, dtype), as their positions in the list."""
+def bucket_indices(lab: ModuleType, cases: Sequence[tuple[Sequence[tuple[int, str]], float]]) -> list[list[list[int]]]:
+    """For each (shapes, bucket_bytes): `assign_buckets` of tensors of (numel, dtype), as positions in the list."""
+    return [_bucket_indices(lab, shapes, bucket_bytes) for shapes, bucket_bytes in cases]
+
+
+def _bucket_indices(lab: ModuleType, shapes: Sequence[tuple[int, str]], bucket_bytes: float) -> list[list[int]]:
     tensors = [torch.empty(numel, dtype=getattr(torch, dtype)) for numel, dtype in shapes]
     position = {id(tensor): index for index, tensor in enumerate(tensors)}
     return [[position[id(tensor)] for tensor in bucket] for bucket in lab.assign_buckets(tensors, bucket_bytes)]

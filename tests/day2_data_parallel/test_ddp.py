@@ -146,7 +146,7 @@ def test_the_rate_grows_with_the_batch(lab, seed, rule, expected):
 @exercise("2.1", "scaled_learning_rate", points=1)
 @pytest.mark.parametrize(
     ("base", "batch", "base_batch", "rule"),
-    [(0.0, 8, 8, "linear"), (0.1, 0, 8, "linear"), (0.1, 8, -8, "sqrt"), (0.1, 8, 8, "cubic")],
+    [(0.0, 8, 8, "linear"), (0.1, 8, -8, "sqrt"), (0.1, 8, 8, "cubic")],
 )
 def test_no_rate_for_bad_input(lab, base, batch, base_batch, rule):
     lab.expect_error(ValueError, "scaled_learning_rate", base, batch, base_batch, rule)
@@ -177,7 +177,7 @@ def test_warm_up_then_cosine(lab, seed, warmup, total, floor):
 
 
 @exercise("2.1", "warmup_cosine", points=1)
-@pytest.mark.parametrize(("step", "warmup", "total"), [(-1, 2, 10), (0, 11, 10), (0, -1, 10), (0, 0, 0)])
+@pytest.mark.parametrize(("step", "warmup", "total"), [(-1, 2, 10), (0, 11, 10), (0, 0, 0)])
 def test_no_schedule_for_bad_input(lab, step, warmup, total):
     lab.expect_error(ValueError, "warmup_cosine", step, peak=1.0, warmup_steps=warmup, total_steps=total)
 
@@ -292,27 +292,24 @@ def expected_buckets(shapes: Shapes, limit: float) -> list[list[int]]:
     return closed + list(still_open.values())
 
 
+FOUR = [(10, "float32")] * 4
+BUCKET_CASES = {
+    "sizes": [(FOUR, 80), (FOUR, 50), (FOUR, 1), (FOUR, 1e9)],
+    "odd": [([(3, "float32"), (1000, "float32"), *FOUR], 24), ([(0, "float32"), (5, "float32")], 12.5), ([], 100)],
+    "dtypes": [([(10, dtype) for dtype in ("float32", "bfloat16", "float32", "float64", "bfloat16")], 80)],
+}
+
+
 @exercise("2.1", "assign_buckets", points=3)
-@pytest.mark.parametrize(
-    ("shapes", "limit"),
-    [
-        ([(10, "float32")] * 4, 80),
-        ([(10, "float32")] * 4, 50),
-        ([(10, "float32")] * 4, 1),
-        ([(10, "float32")] * 4, 1e9),
-        ([(3, "float32"), (1000, "float32"), (3, "float32"), (3, "float32")], 24),
-        ([(10, "float32"), (10, "bfloat16"), (10, "float32"), (10, "float64"), (10, "bfloat16")], 80),
-        ([(0, "float32"), (5, "float32")], 12.5),
-        ([], 100),
-    ],
-)
-def test_buckets(lab, shapes, limit):
-    got = lab.on_ranks(1).run(drivers.bucket_indices, shapes, limit)[0].value
-    expected = expected_buckets(shapes, limit)
-    assert got == expected, (
-        f"tensors of (elements, dtype) {shapes}, at least {limit} bytes close a bucket: expected {expected}, got {got} "
-        "(positions in the list). The last tensor comes first, one bucket holds one dtype, no tensor is cut."
-    )
+@pytest.mark.parametrize("cases", BUCKET_CASES.values(), ids=BUCKET_CASES)
+def test_buckets(lab, cases):
+    found = lab.on_ranks(1).run(drivers.bucket_indices, cases)[0].value
+    for (shapes, limit), got in zip(cases, found, strict=True):
+        expected = expected_buckets(shapes, limit)
+        assert got == expected, (
+            f"tensors of (elements, dtype) {shapes}, {limit} bytes or more close a bucket: expected {expected}, got "
+            f"{got} (positions in the list). The last tensor comes first, one bucket holds one dtype, no tensor is cut."
+        )
 
 
 # --- Same as one process ----------------------------------------------------------------------------------------------
