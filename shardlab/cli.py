@@ -52,7 +52,7 @@ def test(
     """Run the graded tests of a lesson, or of all; closes with a table of points."""
     from shardlab.grade.status import run_tests
 
-    raise typer.Exit(run_tests(_ready(which) if which else None, submission))
+    raise typer.Exit(run_tests(_ready(which) if which is not None else None, submission))
 
 
 @app.command()

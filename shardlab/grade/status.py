@@ -64,13 +64,17 @@ def _file(root: Path) -> Path:
 
 
 def _read(root: Path) -> dict:
+    """What was kept, by lesson; nothing of it where the file is missing or somebody has edited it."""
     try:
-        return json.loads(_file(root).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        known = json.loads(_file(root).read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
         return {}
+    found = known if isinstance(known, dict) else {}
+    return {lesson: points for lesson, points in found.items() if isinstance(points, dict)}
 
 
-def _score(exercise: Exercise, found: dict | None) -> Score:
-    if found is None or found["points"] != exercise.points:
-        return Score(exercise, Fraction(0), "not run yet")
-    return Score(exercise, Fraction(found["earned"]), found["remark"])
+def _score(exercise: Exercise, found: object) -> Score:
+    match found:
+        case {"earned": str(earned), "points": exercise.points, "remark": str(remark)}:
+            return Score(exercise, Fraction(earned), remark)
+    return Score(exercise, Fraction(0), "not run yet")

@@ -68,6 +68,8 @@ def torchrun_ranks(timeout: float = 60, backend: str | None = None) -> Iterator[
         _leave("stopped by Ctrl-C", 130)
     except NotAttempted as missing:
         _leave(_where_to_write(missing), 2)
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        _leave(f"{error.filename} cannot be written ({error.strerror}): run from a folder of your own", 2)
 
 
 def _join(timeout: float, backend: str | None) -> TorchrunRank:
