@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import ModuleType
 
 import torch
@@ -137,6 +137,20 @@ def train_uneven(lab: ModuleType, inputs: Sequence[Tensor], sizes: Sequence[int]
         sizes: micro-batches to a step; all but the last of a step run inside `no_sync`.
     """
     return [_train_uneven(lab, inputs, size) for size in sizes]
+
+
+def join_with_buffers(lab: ModuleType, batches: int) -> State:
+    """Train layers with batch norm, a bucket for each tensor, under `join` on ``batches`` batches of this rank."""
+    torch.manual_seed(dist.get_rank())
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).to(device())
+    model = lab.DataParallel(module, bucket_mb=2**-20)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with model.join():
+        for _ in range(batches):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4, device=device())).square().mean().backward()
+            optimizer.step()
+    return state_of(module)
 
 
 def _train_uneven(lab: ModuleType, inputs: Sequence[Tensor], size: int) -> State:
@@ -303,6 +317,18 @@ def leave_no_sync_before_backward(lab: ModuleType, x: Tensor) -> list[float]:
     return module.weight.grad.flatten().tolist()
 
 
+def leave_no_sync_by_an_error(lab: ModuleType, x: Tensor) -> list[float]:
+    """The gradient of a weight [1, 2] whose backward comes after a `no_sync` that ended in an error, inside another."""
+    module = nn.Linear(2, 1, bias=False).to(device())
+    model = lab.DataParallel(module)
+    with suppress(RuntimeError), model.no_sync():
+        with model.no_sync():
+            pass
+        raise RuntimeError("out of memory, say")
+    model(x).sum().backward()
+    return module.weight.grad.flatten().tolist()
+
+
 def enter_no_sync_before_backward(lab: ModuleType, x: Tensor) -> list[float]:
     """The gradient of a weight [1, 2] whose forward is outside `no_sync` and whose backward is inside."""
     module = nn.Linear(2, 1, bias=False).to(device())
@@ -460,3 +486,16 @@ def step_with_closure(lab: ModuleType, name: str) -> list[float]:
         return loss
 
     return [optimizer.step(closure).item(), round(weight.item(), 5)]
+
+
+def resume_twice(lab: ModuleType, length: int, draws: Sequence[int]) -> list[int]:
+    """What one rank of one draws: so many items, saved and loaded into a new sampler, and so on; then the rest."""
+    seen: list[int] = []
+    state = None
+    for count in (*draws, length):
+        sampler = lab.ShardedSampler(length, 0, 1, shuffle=True, seed=1)
+        if state is not None:
+            sampler.load_state_dict(state)
+        seen += itertools.islice(sampler, count)
+        state = sampler.state_dict()
+    return seen

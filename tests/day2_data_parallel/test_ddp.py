@@ -111,6 +111,15 @@ def test_resume_in_the_middle_of_an_epoch(lab, seed, drop_last):
 
 
 @exercise("2.1", "ShardedSampler.load_state_dict", points=1)
+def test_resume_after_a_resume(lab):
+    seen = lab.on_ranks(1).run(drivers.resume_twice, 20, [5, 4])[0].value
+    assert sorted(seen) == list(range(20)), (
+        f"5 items, saved and loaded, 4 more, saved and loaded, the rest: {seen}. The offset goes on counting after a "
+        "resume; it does not start again at 0."
+    )
+
+
+@exercise("2.1", "ShardedSampler.load_state_dict", points=1)
 def test_a_state_of_another_order_is_refused(lab):
     options = {"length": 10, "shuffle": True, "seed": 0}
     changes = [{"length": 11}, {"seed": 1}, {"shuffle": False}]
@@ -616,6 +625,15 @@ def test_leaving_no_sync_before_backward_synchronises(lab):
 
 
 @exercise("2.1", "DataParallel.no_sync", points=1)
+def test_an_error_inside_no_sync_does_not_turn_synchronisation_off(lab):
+    results = lab.on_ranks(2).run(
+        drivers.leave_no_sync_by_an_error, per_rank=[torch.tensor([[6.0, 1.0]]), torch.tensor([[7.0, 2.0]])]
+    )
+    got = [result.value for result in results]
+    assert got == [[6.5, 1.5]] * 2, f"after no_sync ended in an error, backward averages again to [6.5, 1.5]: got {got}"
+
+
+@exercise("2.1", "DataParallel.no_sync", points=1)
 def test_entering_no_sync_before_backward_does_not(lab):
     results = lab.on_ranks(2).run(
         drivers.enter_no_sync_before_backward, per_rank=[torch.tensor([[6.0, 1.0]]), torch.tensor([[7.0, 2.0]])]
@@ -654,6 +672,16 @@ def test_ranks_may_run_out_of_data(lab, seed, batches):
             train_uneven_alone(inputs, size),
             f"{story}: gradients of the ranks that have data, summed and divided by all {len(batches)} ranks",
         )
+
+
+@exercise("2.1", "DataParallel.join", points=1)
+def test_every_bucket_and_buffer_is_shadowed(lab):
+    results = lab.on_ranks(3).run(drivers.join_with_buffers, per_rank=[2, 0, 4])
+    assert_bit_equal(
+        [result.value for result in results],
+        "batch norm, six buckets, 2, 0 and 4 batches on the ranks: after join. A rank out of data takes part in "
+        "every collective of the others' backward: all buckets, then the buffers",
+    )
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------
