@@ -373,7 +373,7 @@ class DataParallel(nn.Module):
       come in. ``backward`` returns when all have arrived. One all-reduce per bucket, and not one byte more.
     - Frozen parameters are not sent; a tied one is sent once. Where a rank does not use a parameter its gradient counts
       as zero; one that no rank uses keeps its ``.grad``, in general None, as in one process. ``backward`` has to reach
-      at least one parameter of the module on every rank.
+      at least one parameter of the module on every rank. Gradients have to be dense.
     - Buffers (the statistics of batch norm) become those of rank 0 at the end of each backward that synchronises. torch
       does that before the next forward; here ranks are equal after every step, and evaluation never communicates.
 
