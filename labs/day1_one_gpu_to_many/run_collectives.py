@@ -5,8 +5,9 @@ wrong one: exit code 1). The table has the columns of nccl-tests: `algbw` is siz
 ring carried, to be held against the hardware. Then alpha and beta are fitted to your ring, and the model says where
 the ring should overtake recursive doubling; the measurement says where it did.
 
-Tier 1, a laptop CPU (2 cores, gloo over loopback; 10 to 50 s). Expect recursive doubling and the tree to win up to some
-100 KiB, the ring to win from about 1 MiB on, and to be level with gloo's own, which is a ring too.
+Tier 1, a laptop CPU (2 cores, gloo over loopback; 15 s on 2 ranks, 25 s on 4, 50 s on 8). Expect few rounds to win
+while tensors are small: recursive doubling and the tree. At 64 MiB expect the ring to win, and to take 0.9 to 1.2 times
+as long as gloo's own, which is a ring too.
 
     python labs/day1_one_gpu_to_many/run_collectives.py
     torchrun --standalone --nproc-per-node 4 labs/day1_one_gpu_to_many/run_collectives.py
