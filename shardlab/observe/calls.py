@@ -70,6 +70,11 @@ class Call:
     file: str
     line: int
 
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Call:
+        """A call read back from what `dataclasses.asdict` made of it, also by way of JSON."""
+        return cls(**{**data, "shape": tuple(data["shape"]), "ranks": tuple(data["ranks"])})
+
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         where = f" with rank {self.peer}" if self.peer is not None else ""

@@ -74,8 +74,4 @@ class Traffic:
 
     @classmethod
     def from_data(cls, data: Iterable[dict[str, Any]]) -> Traffic:
-        return cls(Mark(**event) if set(event) == {"name"} else _call(event) for event in data)
-
-
-def _call(data: dict[str, Any]) -> Call:
-    return Call(**{**data, "shape": tuple(data["shape"]), "ranks": tuple(data["ranks"])})
+        return cls(Mark(**event) if set(event) == {"name"} else Call.from_data(event) for event in data)

@@ -45,6 +45,11 @@ class CallFolder:
     def tmp(self) -> Path:
         return self.root / "tmp"
 
+    @property
+    def shared_memory_prefix(self) -> str:
+        """Names of the shared memory the ranks create begin so (9 characters, all that Python leaves room for)."""
+        return f"s{self.root.name.rpartition('-')[2]}"
+
     def input(self, rank: int) -> Path:
         return self.root / f"input-{rank}"
 

@@ -20,7 +20,6 @@ from typing import Any
 from shardlab.not_attempted import NotAttempted
 from shardlab.ranks.call_folder import CallFolder, Request
 from shardlab.ranks.processes import TAG
-from shardlab.ranks.rank import shared_memory_prefix
 from shardlab.ranks.report import RankError, RankReport, build_reports, find_cause
 from shardlab.ranks.sending import to_bytes
 from shardlab.ranks.supervise import Ending
@@ -115,29 +114,16 @@ class RankPool:
         backend: str | None = None,
     ) -> list[Any]:
         """Like `run_ranks`, on this pool."""
-        reports, values = self._run(fn, ranks, args, per_rank, timeout, backend)
-        for report in reports:
-            _print_output(report)
-        return values
-
-    def _run(
-        self,
-        fn: Callable[..., Any],
-        ranks: int,
-        args: Sequence[Any],
-        per_rank: Sequence[Any] | None,
-        timeout: float,
-        backend: str | None,
-    ) -> tuple[list[RankReport], list[Any]]:
         _check(fn, ranks, per_rank, timeout, backend)
         with self._lock, _call_folder() as folder:
             _write_inputs(folder, fn, args, per_rank)
             ending = self._ask(self._request(folder, ranks, timeout, backend))
             reports, values = build_reports(folder, ending)
-            _remove_shared_memory(folder, [fate.pid for fate in ending.fates])
         if any(report.failed for report in reports):
             _raise(ending.how, reports)
-        return reports, values
+        for report in reports:
+            _print_output(report)
+        return values
 
     def _request(self, folder: CallFolder, ranks: int, timeout: float, backend: str | None) -> Request:
         return Request(
@@ -243,14 +229,6 @@ def _call_folder() -> Iterator[CallFolder]:
         yield folder
     finally:
         shutil.rmtree(folder.root, ignore_errors=True)
-
-
-def _remove_shared_memory(folder: CallFolder, pids: Sequence[int]) -> None:
-    """Remove what killed ranks left: Python's blocks and semaphores carry the call's name, torch's the process id."""
-    prefix = shared_memory_prefix(folder.root.name)
-    for pattern in (f"{prefix}*", f"sem.{prefix}*", *(f"torch_{pid}_*" for pid in pids)):
-        for leftover in Path("/dev/shm").glob(pattern):
-            leftover.unlink(missing_ok=True)
 
 
 def _raise(how: str, reports: list[RankReport]) -> None:

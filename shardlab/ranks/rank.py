@@ -71,7 +71,7 @@ def _settle_in(request: Request, rank: int, parent: int) -> None:
     os.environ.update(request.environment)
     os.environ.update(_rank_variables(rank, request.ranks))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder.tmp)
-    _name_shared_memory()
+    _name_shared_memory(folder)
     sys.path[:] = request.path
     if Path(request.working_folder).is_dir():
         os.chdir(request.working_folder)
@@ -88,15 +88,10 @@ def _rank_variables(rank: int, ranks: int) -> dict[str, str]:
     }
 
 
-def shared_memory_prefix(folder_name: str) -> str:
-    """Names of the shared memory a call's ranks create begin so (9 characters, all that Python leaves room for)."""
-    return f"s{folder_name.rpartition('-')[2]}"
-
-
-def _name_shared_memory() -> None:
+def _name_shared_memory(folder: CallFolder) -> None:
     from multiprocessing import current_process, shared_memory
 
-    prefix = "/" + shared_memory_prefix(Path(tempfile.gettempdir()).parent.name)
+    prefix = "/" + folder.shared_memory_prefix
     shared_memory._SHM_NAME_PREFIX = prefix
     current_process()._config["semprefix"] = prefix  # locks and semaphores
 

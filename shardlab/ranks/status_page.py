@@ -44,5 +44,4 @@ def read_last_call(path: Path) -> Call | None:
     (length,) = _LENGTH.unpack_from(page.ljust(_LENGTH.size, b"\0"))
     if not length:
         return None
-    data = json.loads(page[_LENGTH.size : _LENGTH.size + length])
-    return Call(**{**data, "shape": tuple(data["shape"]), "ranks": tuple(data["ranks"])})
+    return Call.from_data(json.loads(page[_LENGTH.size : _LENGTH.size + length]))

@@ -111,6 +111,7 @@ class Supervisor:
         finally:
             pipes.close()
             self._end_ranks()
+            self._remove_shared_memory()
         if how == "cancelled":  # the caller may be gone for good
             shutil.rmtree(self.folder.root, ignore_errors=True)
         return Ending(how, self.fates)
@@ -197,6 +198,13 @@ class Supervisor:
                 if fate.exit_status is None:
                     select.select([self._child_signals], [], [], 0.01)
         processes.kill_descendants()
+
+    def _remove_shared_memory(self) -> None:
+        """What killed ranks left: Python's blocks and semaphores carry the call's name, torch's the process id."""
+        prefix = self.folder.shared_memory_prefix
+        for pattern in (f"{prefix}*", f"sem.{prefix}*", *(f"torch_{fate.pid}_*" for fate in self.fates)):
+            for leftover in Path("/dev/shm").glob(pattern):
+                leftover.unlink(missing_ok=True)
 
 
 class _StallWatch:
