@@ -37,13 +37,23 @@ def rotary_embedding(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Args: query, key, value [B, heads, T, head_dim]. Returns the same shape: each position mixes those up to it."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention; the heads per rank are read off the projections, so they may be sharded."""
+    """Causal grouped-query attention; the heads per rank are read off the projections, so they may be sharded.
+
+    Attributes:
+        mix: `causal_attention`, or what a lesson puts in its place: a function of the same three tensors.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.rope_theta = config.rope_theta
+        self.mix = causal_attention
         kv_width = config.kv_heads * config.head_dim
         self.query = nn.Linear(config.hidden, config.hidden, bias=False)
         self.key = nn.Linear(config.hidden, kv_width, bias=False)
@@ -60,9 +70,7 @@ class Attention(nn.Module):
         queries_per_kv_head = query.shape[2] // key.shape[2]
         key = key.repeat_interleave(queries_per_kv_head, dim=2)
         value = value.repeat_interleave(queries_per_kv_head, dim=2)
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
-        )
+        mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 

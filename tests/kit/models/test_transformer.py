@@ -114,6 +114,16 @@ def test_attention_is_the_softmax_formula():
     assert_close(attention(x, positions), expected)
 
 
+def test_the_mixing_of_attention_can_be_replaced():
+    config = TransformerConfig(vocab=16, hidden=8, layers=2, heads=2, kv_heads=1, ffn=16, sequence=5)
+    model, tokens = build(config), torch.arange(5).unsqueeze(0)
+    usual, seen = model(tokens), []
+    for block in model.blocks:
+        block.attention.mix = lambda query, key, value: seen.append(query.shape) or torch.zeros_like(query)
+    assert not torch.equal(model(tokens), usual)
+    assert seen == [(1, 2, 5, 4)] * 2
+
+
 def test_feed_forward_is_swiglu():
     layer = FeedForward(small())
     x = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(4))
