@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.day1_one_gpu_to_many.collectives import ring_all_reduce
 from labs.day2_data_parallel.ddp import DataParallel
 from labs.day2_data_parallel.fsdp import shard_module
+from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
 from shardlab.models import next_token_loss
 from shardlab.tour import Job, Step, strategy
 
@@ -88,6 +89,30 @@ def ddp_of_lesson_ddp(job: Job) -> Step:
     """The same idea, from hooks, buckets and asynchronous all-reduces."""
     model = DataParallel(job.model())
     return data_parallel_step(model, job.optimizer(model.parameters()))
+
+
+@strategy("ZeRO-1, lesson 2.2", ranks=4, lesson="2.2")
+def zero_1_of_lesson_zero(job: Job) -> Step:
+    """Each rank keeps the optimiser's states of a quarter of the parameters, updates that quarter and hands it round.
+    As many bytes as DDP."""
+    model = job.model()
+    return data_parallel_step(model, ZeroOptimizer(model.parameters(), job.optimizer, stage=1))
+
+
+@strategy("ZeRO-2, lesson 2.2", ranks=4, lesson="2.2")
+def zero_2_of_lesson_zero(job: Job) -> Step:
+    """As ZeRO-1, and gradients are summed and freed in buckets while backward still runs: each rank keeps a quarter of
+    the sum."""
+    model = job.model()
+    return data_parallel_step(model, ZeroOptimizer(model.parameters(), job.optimizer, stage=2, bucket_mb=1))
+
+
+@strategy("ZeRO-3, lesson 2.2", ranks=4, lesson="2.2")
+def zero_3_of_lesson_zero(job: Job) -> Step:
+    """Each rank keeps a quarter of everything. A layer's parameters are fetched just before its forward and its
+    backward, and freed after: half as many bytes again as DDP."""
+    model = job.model()
+    return data_parallel_step(model, ZeroThree(model, job.optimizer))
 
 
 @strategy("FSDP, torch", ranks=4)
