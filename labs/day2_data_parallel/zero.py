@@ -296,7 +296,7 @@ class ShardedOptimizer(Optimizer):
 
     def __init__(self, params: Iterable[Any], optimizer_class: type[Optimizer], defaults: dict[str, Any]) -> None:
         """Check the input as any optimiser does; nothing is sent. Given."""
-        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        if not callable(optimizer_class):
             raise ValueError(f"optimizer_class is a class such as torch.optim.AdamW, got {optimizer_class!r}")
         super().__init__(params, defaults)
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
