@@ -75,6 +75,16 @@ class Call:
         """A call read back from what `dataclasses.asdict` made of it, also by way of JSON."""
         return cls(**{**data, "shape": tuple(data["shape"]), "ranks": tuple(data["ranks"])})
 
+    @classmethod
+    def event(cls, op: str, ranks: tuple[int, ...], shape: tuple[int, ...], dtype: str, file: str, line: int) -> Call:
+        """Something that is no operator of torch and sends nothing, written down as a call of `ranks`."""
+        return cls(op, 0, dtype, shape, 0, 0, ranks, False, 0, None, file, line)
+
+    @property
+    def kind(self) -> tuple:
+        """What has to be the same for all ranks of a collective. The blocks of an all-to-all may differ."""
+        return (self.op, self.dtype, None if self.op == "all_to_all" else self.shape, self.ranks)
+
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         where = f" with rank {self.peer}" if self.peer is not None else ""
@@ -251,6 +261,14 @@ def _caller() -> tuple[str, int, str]:
             return file, frame.f_lineno, inner
         frame = frame.f_back
     return "(autograd thread)", 0, inner
+
+
+def short_file(file: str) -> str:
+    """Relative to the current folder where it lies below it; a notebook's cells have no file of their own."""
+    if "ipykernel_" in file or file.startswith("<ipython-input"):
+        return "notebook cell"
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
 
 
 def _install() -> torch.library.Library:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass
 from typing import Any
 
-from shardlab.observe.calls import POINT_TO_POINT, Call
+from shardlab.observe.calls import POINT_TO_POINT, Call, short_file
 from shardlab.ranks import wire
 from shardlab.ranks.call_folder import CallFolder
 from shardlab.ranks.stack import Frame, read_stack, torch_call, user_frame
@@ -83,8 +82,8 @@ class RankReport:
     def where(self) -> str:
         """Where it raised or stands; of a rank that is gone or done, where its last collective was."""
         if not self.file and self.last_collective:
-            return f"{_short(self.last_collective.file)}:{self.last_collective.line}"
-        return f"{_short(self.file)}:{self.line}" if self.file else ""
+            return f"{short_file(self.last_collective.file)}:{self.last_collective.line}"
+        return f"{short_file(self.file)}:{self.line}" if self.file else ""
 
     def headline(self) -> str:
         """One line: who, what, where."""
@@ -261,15 +260,7 @@ def _sequence(report: RankReport) -> int:
 
 
 def _kind(call: Call | None) -> tuple:
-    return (call.op, call.dtype, call.shape, call.ranks) if call else ()
-
-
-def _short(file: str) -> str:
-    """Relative to the current folder where it lies below it; a notebook's cells have no file of their own."""
-    if "ipykernel_" in file or file.startswith("<ipython-input"):
-        return "notebook cell"
-    relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative
+    return call.kind if call else ()
 
 
 def _indented(text: str) -> str:

@@ -1,0 +1,834 @@
+"""Lesson 1.4: launch, rank by rank.
+
+A distributed program is N ordinary processes that run the same file. What makes them ranks is a handful of environment
+variables from a launcher, one address where they meet, and the promise that all of them make the same collective calls
+in the same order. A launcher that sets half of it, an address nobody answers and one rank that breaks the promise all
+look alike: nothing happens, for 30 minutes. Here you write the pieces that turn each silence into one sentence.
+
+Work from top to bottom: who am I (`expand_nodelist`, `find_launcher`, `meeting_point`, `Environment.from_env`), joining
+the others (`meet`, `connect`, `make_groups`), telling ranks apart (`write_lines`, `rank_logger`), equal or different on
+purpose (`seed_everything`, `assert_same_on_all_ranks`), and the detective (`replay`, `first_mismatch`, `slow_ranks`),
+whom `HangWatch` asks when a rank has stood still for too long. Bad input raises `ValueError` before any communication,
+and no wait is without a deadline. At the end of the file stands what is given.
+
+Sources:
+    PyTorch, "torchrun (Elastic Launch)": the variables a worker finds, --standalone, --rdzv-*, --max-restarts.
+    Slurm, man page of srun, "OUTPUT ENVIRONMENT VARIABLES". Open MPI 4.1, man page of mpirun, "Exported Environment".
+    PyTorch, "Distributed communication package": TCPStore, new_group, monitored_barrier, debugging.
+    PyTorch tutorial, "Flight Recorder for Debugging Stuck Jobs": what you write here, grown up, for NCCL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+import random
+import re
+import select
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Store
+
+from shardlab.observe import Call, HangWatch
+from shardlab.observe.calls import short_file
+from shardlab.observe.hang_watch import EXIT
+from shardlab.ranks import all_gather_single, device
+
+
+class Launcher(NamedTuple):
+    """A launcher: what its variables are called, and how it is used.
+
+    Attributes:
+        rank, world_size, local_rank: names of variables that each of its processes has.
+        signs: variables that are there only in a process the launcher has started.
+    """
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    signs: tuple[str, ...]
+    command: str
+
+
+TORCHRUN = Launcher(
+    "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK"), "torchrun --nproc-per-node N"
+)
+OPEN_MPI = Launcher(
+    "Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpirun -np N",
+)
+SLURM = Launcher(  # a shell inside `salloc` has SLURM_NTASKS too, but is no task
+    "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_PROCID", "SLURM_LOCALID"), "srun --ntasks N"
+)
+LAUNCHERS = (TORCHRUN, OPEN_MPI, SLURM)
+
+PORTS = range(10_000, 30_000)  # below those the kernel hands out for outgoing connections (Linux: from 32,768)
+
+# --- Who am I? --------------------------------------------------------------------------------------------------------
+
+
+def expand_nodelist(nodelist: str) -> list[str]:
+    """The hosts in Slurm's short notation, in order.
+
+    Args:
+        nodelist: names with commas between; brackets hold numbers and ranges, and a name can have several.
+
+    Raises:
+        ValueError: no name at all, or brackets that do not close or hold something else.
+
+    Example: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12 and login: leading zeros stay.
+    ``"r[0-1]n[1-2]"`` is r0n1, r0n2, r1n1, r1n2.
+
+    Hints:
+        1. Commas inside brackets separate numbers, commas outside separate names. Cut outside first.
+        2. `re.findall` for "neither , nor [, or a whole [...]"; `re.split` at the brackets; `itertools.product`.
+    """
+    # BEGIN SOLUTION
+    if not nodelist.strip() or set("[]") & set(re.sub(r"\[[\d,-]+\]", "", nodelist)):
+        raise ValueError(f"{nodelist!r} is no list of nodes: it should look like 'gpu[01-04,07],login'")
+    hosts = []
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        parts = re.split(r"\[(.*?)\]", name)  # text, numbers, text, numbers, ..., text
+        choices = [numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
+        hosts += ["".join(choice) for choice in itertools.product(*choices)]
+    return hosts
+    # END SOLUTION
+
+
+def find_launcher(env: Mapping[str, str]) -> Launcher | None:
+    """Who started this process; None: nobody, it is a program of its own.
+
+    A launcher is there if any of its ``signs`` is set. torchrun may have been started by srun or mpirun, once per node;
+    then their variables describe torchrun, not its workers. It marks its workers with ``TORCHELASTIC_RUN_ID``.
+
+    Args:
+        env: environment variables.
+
+    Raises:
+        ValueError: a launcher is there but one of ``rank``, ``world_size`` and ``local_rank`` is missing; or two are
+            there and disagree about rank or world size. The message has the variables, and what to do.
+
+    Example: ``{"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}`` raises "... SLURM_NTASKS is missing ...".
+
+    Hints:
+        1. Three questions, in this order: is it a worker of torchrun? Which launchers are there, complete? Do they
+           agree?
+        2. A set of (rank, world size) has more than one element when they do not.
+    """
+    # BEGIN SOLUTION
+    found = [launcher for launcher in LAUNCHERS if any(sign in env for sign in launcher.signs)]
+    if "TORCHELASTIC_RUN_ID" in env:
+        found = [TORCHRUN]
+    for launcher in found:
+        if missing := [name for name in (launcher.rank, launcher.world_size, launcher.local_rank) if name not in env]:
+            raise ValueError(is_missing(launcher, " and ".join(missing)))
+    if len({(env[launcher.rank], env[launcher.world_size]) for launcher in found}) > 1:
+        views = [f"{who.rank}={env[who.rank]} of {who.world_size}={env[who.world_size]}" for who in found]
+        raise ValueError(
+            f"{' and '.join(who.name for who in found)} disagree: {', '.join(views)}. Unset the variables of the one "
+            f"that did not start this process, such as: unset {' '.join(found[0].signs)}"
+        )
+    return found[0] if found else None
+    # END SOLUTION
+
+
+def meeting_point(env: Mapping[str, str], launcher: Launcher) -> tuple[str, int]:
+    """Where the ranks of this job meet: an address that all of them can reach, and a port on it.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` decide where they are set; torchrun always sets them. Otherwise every rank has
+    to come to the *same* answer by itself, and the ranks of another job on this machine to another one:
+
+    - Slurm: the first host of ``SLURM_STEP_NODELIST``, else ``SLURM_JOB_NODELIST``, else ``SLURM_NODELIST``. The port
+      is number 8 x job + step of `PORTS`, counted on from the beginning after the end (``SLURM_JOB_ID``, else
+      ``SLURM_JOBID``; ``SLURM_STEP_ID``, else 0).
+    - Open MPI: ``127.0.0.1`` if all ranks are on this machine (``OMPI_COMM_WORLD_LOCAL_SIZE``), else nobody knows. The
+      port is number CRC-32 of ``PMIX_NAMESPACE``, which names this mpirun, in the same way.
+
+    Raises:
+        ValueError: something needed is missing or no whole number. The message names the variable, and what to do.
+
+    Example: Slurm job 7001, step 0, on ``"gpu[3-4]"``: ``("gpu3", 26008)``.
+
+    Hints:
+        1. Why not any free port? Who would tell the others?
+        2. `value` and `whole_number` take several names and raise the error; ``zlib.crc32(text.encode())``; ``%``.
+    """
+    # BEGIN SOLUTION
+    address, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
+    if launcher is SLURM and not address:
+        nodelist = value(env, launcher, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        address = expand_nodelist(nodelist)[0]
+    if launcher is SLURM and not port:
+        job = whole_number(env, launcher, "SLURM_JOB_ID", "SLURM_JOBID")
+        step = whole_number(env, launcher, "SLURM_STEP_ID") if "SLURM_STEP_ID" in env else 0
+        return address, PORTS[(8 * job + step) % len(PORTS)]
+    if launcher is OPEN_MPI and not address and env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env[launcher.world_size]:
+        address = "127.0.0.1"
+    address = address or value(env, launcher, "MASTER_ADDR")
+    if launcher is OPEN_MPI and not port:
+        name = value(env, launcher, "PMIX_NAMESPACE", "MASTER_PORT")
+        return address, PORTS[zlib.crc32(name.encode()) % len(PORTS)]
+    return address, whole_number(env, launcher, "MASTER_PORT")
+    # END SOLUTION
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Who this process is, whoever started it.
+
+    Attributes:
+        launcher: ``"torchrun"``, ``"Slurm"``, ``"Open MPI"``, or ``"python"`` for a program of its own.
+        rank, world_size: which of all processes, counted from 0, and how many there are.
+        local_rank, local_world_size: the same among those on this machine: the number of its GPU.
+        master_address, master_port: where all ranks meet; port 0: any that is free, for a rank that is alone.
+        attempt: how often torchrun has restarted the job.
+        agent_has_store: the store at that address belongs to torchrun; otherwise rank 0 opens it.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+    attempt: int = 0
+    agent_has_store: bool = False
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Environment:
+        """Read it from the variables of a launcher; without any, this is rank 0 of 1, at 127.0.0.1 and port 0.
+
+        Args:
+            env: environment variables.
+
+        Raises:
+            ValueError: see `find_launcher` and `meeting_point`; a number is none; or numbers contradict each other: a
+                rank outside the world, a local rank outside the ranks of this machine, more ranks here than in all, a
+                port outside 1 to 65,535. The message has the variables with their values.
+
+        Example: ``{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODELIST": "gpu[3-4]",
+        "SLURM_JOB_ID": "7001"}`` is rank 3 of 4, local rank 1 of 2, at gpu3:26008.
+
+        Hints:
+            1. Most is done. A wrong number is worse than a missing one: rank 4 of 4 waits for a rank that never comes.
+            2. `whole_number`, `ranks_here`; ``TORCHELASTIC_RESTART_COUNT`` and ``TORCHELASTIC_USE_AGENT_STORE``
+               (``"True"``) may be missing.
+        """
+        # BEGIN SOLUTION
+        launcher = find_launcher(env)
+        if launcher is None:
+            return cls("python", 0, 1, 0, 1, "127.0.0.1", 0)
+        rank, world_size, local_rank = (
+            whole_number(env, launcher, name) for name in (launcher.rank, launcher.world_size, launcher.local_rank)
+        )
+        here_name, here = ranks_here(env, launcher)
+        for name, number, limit_name, limit in (
+            (launcher.rank, rank, launcher.world_size, world_size),
+            (launcher.local_rank, local_rank, here_name, here),
+        ):
+            if not 0 <= number < limit:
+                raise ValueError(f"{name}={number} contradicts {limit_name}={limit}: it can be 0 to {limit - 1}")
+        if here > world_size:
+            raise ValueError(
+                f"{here_name}={here} contradicts {launcher.world_size}={world_size}: more here than in all"
+            )
+        address, port = meeting_point(env, launcher)
+        if not 0 < port < 65_536:
+            raise ValueError(f"MASTER_PORT={port} is no port: set one from 1 to 65535, such as 29500")
+        attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
+        agent_has_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return cls(launcher.name, rank, world_size, local_rank, here, address, port, attempt, agent_has_store)
+        # END SOLUTION
+
+    def variables(self) -> dict[str, str]:
+        """The same in torchrun's words, which libraries look for whoever the launcher was."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+# --- Joining the others -----------------------------------------------------------------------------------------------
+
+
+def meet(environment: Environment, timeout: float) -> Store:
+    """Open the store at the meeting point, or reach the one that is open, and wait until every rank is there.
+
+    A store is a dictionary behind a port: all ranks read and write it, and can wait for a key. `init_process_group`
+    exchanges addresses through it. Nobody would say who did not come, so call the roll first: each rank leaves a key.
+
+    Args:
+        environment: rank 0 opens the store, unless ``agent_has_store``.
+        timeout: seconds for all of it.
+
+    Returns:
+        The store, with a key prefix of this ``attempt``: what ranks of the attempt before have left there would be
+        taken for addresses of today. (torch 2.13 itself falls for that; see TORCH_DISABLE_SHARE_RDZV_TCP_STORE.)
+
+    Raises:
+        TimeoutError: not everybody came. The message has address and port, how many of how many came, and which ranks
+            are missing; a rank that finds no store only knows that it was alone.
+        ConnectionError: rank 0 cannot open the store, since its port is taken; or rank 0 has gone while others waited.
+
+    Example: 4 ranks, two of which never start: "2 of 4 ranks came to gpu3:26008 within 60 s; missing: 1, 3".
+
+    Hints:
+        1. Whom does a rank ask that finds nobody at the address? Nobody: so there are two kinds of messages.
+        2. `dist.TCPStore` with ``is_master``, ``timeout`` and ``wait_for_workers=False``; `dist.PrefixStore`;
+           ``store.set``, ``store.wait(keys, timedelta)``, ``store.check``. `dist.DistNetworkError` is a lost or refused
+           connection, `dist.DistStoreError` a wait in vain.
+    """
+    # BEGIN SOLUTION
+    where, ranks = f"{environment.master_address}:{environment.master_port}", environment.world_size
+    ends = time.monotonic() + timeout
+    opens = environment.rank == 0 and not environment.agent_has_store
+    address = (environment.master_address, environment.master_port)
+    try:
+        store = dist.TCPStore(*address, is_master=opens, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if opens:
+            raise ConnectionError(f"rank 0 cannot open a store at {where}; set a free MASTER_PORT: {error}") from None
+        raise TimeoutError(
+            f"1 of {ranks} ranks came to {where} within {timeout:g} s: rank {environment.rank} found no store there. "
+            "Is rank 0 running, is MASTER_ADDR its machine, is the port open between the two?"
+        ) from None
+    store = dist.PrefixStore(f"attempt-{environment.attempt}", store)
+    keys = [f"here/{rank}" for rank in range(ranks)]
+    try:
+        store.set(keys[environment.rank], "")
+        store.wait(keys, timedelta(seconds=max(ends - time.monotonic(), 0.001)))
+    except dist.DistStoreError:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        came, names = ranks - len(missing), ", ".join(map(str, missing))
+        raise TimeoutError(f"{came} of {ranks} ranks came to {where} within {timeout:g} s; missing: {names}") from None
+    except dist.DistNetworkError:
+        raise ConnectionError(
+            f"rank 0 closed the store at {where} while rank {environment.rank} waited there"
+        ) from None
+    return store
+    # END SOLUTION
+
+
+@contextmanager
+def connect(environment: Environment, timeout: float = 60.0) -> Iterator[ProcessGroup]:
+    """Be a rank: join the default process group, and leave it at the end, also after an error.
+
+        with connect(Environment.from_env(), timeout=60):
+            train()
+
+    Puts the environment into ``os.environ`` in torchrun's words, so that `device` and other libraries find it. A rank
+    with a GPU computes on it (`torch.cuda.set_device`) and talks over NCCL, else over gloo.
+
+    Args:
+        environment: who this process is.
+        timeout: seconds for everybody to come, and that any collective may take. torch's own: 30 minutes for gloo.
+
+    Yields:
+        The default group.
+
+    Raises:
+        ValueError: ``timeout`` is not positive.
+        TimeoutError, ConnectionError: see `meet`.
+
+    Hints:
+        1. In which order do variables, device, store and group have to come?
+        2. ``environment.variables()``, `device`, `meet`; `dist.init_process_group` with ``store``, ``rank``,
+           ``world_size`` and ``timeout``; ``try ... finally`` around ``yield``.
+    """
+    # BEGIN SOLUTION
+    if timeout <= 0:
+        raise ValueError(f"timeout must be a positive number of seconds: got {timeout}")
+    os.environ.update(environment.variables())
+    place = device()
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "nccl" if place.type == "cuda" else "gloo",
+        store=meet(environment, timeout),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timedelta(seconds=timeout),
+    )
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+    # END SOLUTION
+
+
+def make_groups(layout: Mapping[str, int], timeout: float = 60.0) -> dict[str, ProcessGroup]:
+    """Arrange the ranks in a grid and make a process group of every line of it; this rank's own, by dimension.
+
+    Args:
+        layout: size of each dimension, slowest first: neighbours in the last one are consecutive ranks, which are on
+            one machine. The sizes multiply to the world size.
+        timeout: seconds a collective of a group may take. `new_group` does not take it over from the default group.
+
+    Raises:
+        ValueError: no dimension, a size below 1, or a product that is not the world size; before any group is made.
+
+    *Every* rank makes *every* group, also those it is not in, in the same order: dimension by dimension, in each by
+    lowest rank. One rank that makes two groups the other way round hangs all.
+
+    Example, ``{"dp": 2, "tp": 2}`` on 4 ranks: (0, 2), (1, 3), then (0, 1), (2, 3). Rank 3 gets (1, 3) and (2, 3).
+
+    Hints:
+        1. Draw the ranks as a grid, ``torch.arange(world).reshape(sizes)``. A group of a dimension is what one sees
+           looking along its axis.
+        2. ``movedim``, ``reshape(-1, size)``, ``tolist``; `dist.new_group`.
+    """
+    # BEGIN SOLUTION
+    sizes, world = list(layout.values()), dist.get_world_size()
+    if not sizes or min(sizes) < 1 or math.prod(sizes) != world:
+        raise ValueError(f"the sizes of {dict(layout)} must be 1 or more and multiply to the {world} ranks there are")
+    grid = torch.arange(world).reshape(sizes)
+    mine = {}
+    for axis, name in enumerate(layout):
+        for members in grid.movedim(axis, -1).reshape(-1, sizes[axis]).tolist():
+            group = dist.new_group(members, timeout=timedelta(seconds=timeout))
+            if dist.get_rank() in members:
+                mine[name] = group
+    return mine
+    # END SOLUTION
+
+
+# --- Telling ranks apart ----------------------------------------------------------------------------------------------
+
+
+def write_lines(prefix: str, text: str, descriptor: int = 2) -> None:
+    """Write each line of a text with a prefix, so that no other process can come in between.
+
+    Ranks share one terminal, pipe or file. The kernel keeps one ``write`` of up to `select.PIPE_BUF` bytes in one piece
+    (POSIX, "write"; 4,096 on Linux); two writes for one line, which is what `print` may do, are two pieces.
+
+    Args:
+        prefix: at the start of every line.
+        text: one or more lines. A line that does not fit into one write goes on in the next one, after the prefix.
+        descriptor: of the open file; 2 is stderr.
+
+    Example: ``write_lines("[rank 1] ", "two\nlines")`` makes two calls of ``os.write``, the first with
+    ``b"[rank 1] two\n"``.
+
+    Hints:
+        1. How many bytes does a letter have in UTF-8? Where must a long line not be cut?
+        2. `os.write`; ``bytes.decode(errors="ignore")`` drops half a letter at the end.
+    """
+    # BEGIN SOLUTION
+    room = select.PIPE_BUF - len(f"{prefix}\n".encode())
+    for line in text.encode(errors="replace").decode().split("\n"):
+        while True:
+            piece = line.encode()[:room].decode(errors="ignore")
+            os.write(descriptor, f"{prefix}{piece}\n".encode())
+            line = line[len(piece) :]
+            if not line:
+                break
+    # END SOLUTION
+
+
+def rank_logger(name: str) -> logging.Logger:
+    """A logger whose lines say which rank wrote them: ``[rank 1] train: step 3``. Levels from INFO up, to stderr.
+
+    Args:
+        name: of the logger, as for `logging.getLogger`. Asking twice gives the same logger, and still one line each.
+
+    Hints:
+        1. `logging.getLogger` keeps what it made. What happens to a message that has two handlers, or a parent?
+        2. `RankHandler` is given; ``propagate``, ``setLevel``, ``handlers``.
+    """
+    # BEGIN SOLUTION
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [RankHandler()]
+    return logger
+    # END SOLUTION
+
+
+# --- Equal or different, on purpose -----------------------------------------------------------------------------------
+
+
+def seed_everything(seed: int, rank: int, per_rank: bool = False) -> None:
+    """Start the random numbers of Python, numpy and torch (CPU and GPUs) anew.
+
+    Before the model is built all ranks need the *same* numbers: equal weights without a broadcast. Before training each
+    needs its *own*: else all ranks drop the same neurons and augment their images alike, and N ranks see less
+    randomness than one.
+
+    Args:
+        seed: of the run, at least 0.
+        rank: of this process, at least 0.
+        per_rank: numbers of this rank's own. ``seed + rank`` will not do: seed 1 on rank 0 would be seed 0 on rank 1,
+            and two runs that should be independent share most of their numbers.
+
+    Raises:
+        ValueError: seed or rank is negative.
+
+    Example: ``seed_everything(7, rank); build(); seed_everything(7, rank, per_rank=True); train()``.
+
+    Hints:
+        1. You need a function of two numbers that mixes well. numpy has one for exactly this.
+        2. `numpy.random.SeedSequence` with ``spawn_key``, ``generate_state``; `torch.manual_seed` does the GPUs too.
+    """
+    # BEGIN SOLUTION
+    if seed < 0 or rank < 0:
+        raise ValueError(f"seed and rank cannot be negative: got seed {seed}, rank {rank}")
+    sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if per_rank else ())
+    for start, word in zip((random.seed, np.random.seed, torch.manual_seed), sequence.generate_state(3), strict=True):
+        start(int(word))
+    # END SOLUTION
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """`DIGEST_BYTES` bytes that stand for a tensor of any size: equal for equal tensors, different for different ones.
+
+    The first 16 are a checksum of dtype, shape and elements, the other 48 say dtype and shape for a reader, such as
+    ``float32[3, 4]``, cut off or filled with zero bytes.
+
+    Args:
+        tensor: any shape, dtype and device, contiguous or not.
+
+    Returns:
+        A vector of uint8 on the CPU.
+
+    Hints:
+        1. A sum of the elements does not see that two have changed places. What does?
+        2. `hashlib.sha256`, fed twice; ``contiguous().flatten().view(torch.uint8).numpy()`` shows the bytes without a
+           copy, which a tensor without elements cannot do.
+    """
+    # BEGIN SOLUTION
+    plain = tensor.detach().cpu().contiguous().flatten()
+    kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".encode()
+    checksum = hashlib.sha256(kind)
+    if plain.numel():
+        checksum.update(plain.view(torch.uint8).numpy())
+    return torch.tensor(list(checksum.digest()[:16] + kind[:48].ljust(48, b"\0")), dtype=torch.uint8)
+    # END SOLUTION
+
+
+def assert_same_on_all_ranks(tensor: Tensor, name: str, group: ProcessGroup | None = None) -> None:
+    """Raise on every rank if a tensor is not the same on all of them, bit by bit, and say on which.
+
+    What travels is a `digest`, whether the tensor has one element or a billion. Bits are compared, not numbers: NaN
+    equals NaN, and 0.0 is not -0.0. That is what copies of one model need.
+
+    Args:
+        tensor: any shape, dtype and device, contiguous or not, also different ones on different ranks.
+        name: for the message.
+        group: whose ranks compare; None: all.
+
+    Raises:
+        AssertionError: with the global ranks that hold each version, the most frequent version first.
+
+    Example: "weight differs: ranks 0, 2, 3 have float32[4] 8d2f1a6c; rank 1 has float32[4] 07c3e9b1".
+
+    Hints:
+        1. Every rank should be able to name all others. Which collective brings everybody's bytes to everybody?
+        2. `all_gather_single`, on `device`; `collections.Counter`; `dist.get_process_group_ranks`, `ranks_in_words` and
+           `version_in_words`.
+    """
+    # BEGIN SOLUTION
+    mine = digest(tensor).to(device())
+    everyone = mine.new_empty(dist.get_world_size(group), DIGEST_BYTES)
+    all_gather_single(everyone, mine, group)
+    versions = [bytes(row) for row in everyone.tolist()]
+    if len(set(versions)) == 1:
+        return
+    parts = []
+    for version, _ in Counter(versions).most_common():
+        ranks = [
+            rank for rank, own in zip(dist.get_process_group_ranks(group), versions, strict=True) if own == version
+        ]
+        parts.append(f"{ranks_in_words(ranks)} {'have' if len(ranks) > 1 else 'has'} {version_in_words(version)}")
+    raise AssertionError(f"{name} differs: {'; '.join(parts)}")
+    # END SOLUTION
+
+
+# --- The detective ----------------------------------------------------------------------------------------------------
+
+
+class Mismatch(NamedTuple):
+    """A rank that made another call than the others.
+
+    Attributes:
+        rank: which.
+        index: how many calls it had made before.
+        call: what it called.
+        expected: what the others called.
+        others: these ranks.
+    """
+
+    rank: int
+    index: int
+    call: Call
+    expected: Call
+    others: tuple[int, ...]
+
+    def __str__(self) -> str:
+        verb = "" if self.call.op == EXIT else "called "
+        return (
+            f"rank {self.rank} {verb}{in_words(self.call)} (after {self.index} calls), "
+            f"where {ranks_in_words(self.others)} called {in_words(self.expected)}"
+        )
+
+
+class Slow(NamedTuple):
+    """A rank that others wait for, and that has done nothing wrong so far.
+
+    Attributes:
+        rank: which.
+        waiting: the ranks that wait for it, lowest first.
+        call: the call in which the first of these waits.
+    """
+
+    rank: int
+    waiting: tuple[int, ...]
+    call: Call
+
+    def __str__(self) -> str:
+        wait = "wait" if len(self.waiting) > 1 else "waits"
+        return f"rank {self.rank} is slow: {ranks_in_words(self.waiting)} {wait} for it in {in_words(self.call)}"
+
+
+def replay(calls_by_rank: Sequence[Sequence[Call]]) -> list[int]:
+    """Play the calls of all ranks as the machine does; how many of its calls each rank gets through.
+
+    A rank stands at a call until every rank of the call's group stands at a call of the same ``kind``; then all of them
+    move on to their next one. It is over when nobody can move. Calls are taken as blocking.
+
+    Args:
+        calls_by_rank: of each rank its calls, in the order it made them.
+
+    Returns:
+        Per rank, the number of calls that went through: all of them, or the index of the call it is stuck in.
+
+    Example: rank 0 called A, B and rank 1 called A, C, all of ranks (0, 1): ``[1, 1]``.
+
+    Hints:
+        1. Which calls can go through *now*? What changes when one does?
+        2. Look at what every rank stands at, again and again, until a whole round moves nobody.
+    """
+    # BEGIN SOLUTION
+    done = [0] * len(calls_by_rank)
+
+    def kind_at(rank: int) -> tuple | None:
+        return calls_by_rank[rank][done[rank]].kind if done[rank] < len(calls_by_rank[rank]) else None
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, calls in enumerate(calls_by_rank):
+            kind = kind_at(rank)
+            if kind and all(kind_at(member) == kind for member in calls[done[rank]].ranks):
+                for member in calls[done[rank]].ranks:  # one of them is this rank
+                    done[member] += 1
+                moved = True
+    return done
+    # END SOLUTION
+
+
+def first_mismatch(calls_by_rank: Sequence[Sequence[Call]]) -> Mismatch | None:
+    """Who called what where the others called something else; None: nobody, as far as the calls go.
+
+    Look at the calls in which ranks are `stuck`, and take the first of these that is the case:
+
+    1. Two ranks stand at different calls of *one* group. The majority of those who stand at a call of this group is
+       right; if there is none, the one with the lowest rank. The first other rank is the culprit.
+    2. A rank that others wait for has left (its last call is `EXIT`). It is the culprit.
+    3. Nobody they wait for is still to come: ranks stand at calls of different groups and wait for each other in a
+       circle. The culprit is the rank that most ranks wait for (the lowest of equals).
+
+    A rank that has made fewer calls and has not left may still make them: it is slow, and slow is not wrong.
+
+    Args:
+        calls_by_rank: of each rank its calls, in the order it made them.
+
+    Returns:
+        ``expected`` is the call of the lowest rank in ``others``: in case 1 those who agree with the majority, else all
+        that wait for the culprit.
+
+    Example: all of 3 ranks call A; then 0 and 2 call B, and rank 1 calls C: rank 1, index 1, call C, expected B.
+
+    Hints:
+        1. What is the difference between two ranks of one group at different calls, and a rank at a call of another
+           group? One of the two can still come right.
+        2. `stuck`, `waits_for`, `has_left` and `slow_ranks`; ``Counter.most_common`` keeps the order of equals.
+    """
+    # BEGIN SOLUTION
+    at = stuck(calls_by_rank)
+    for call in at.values():
+        here = [rank for rank in call.ranks if rank in at and at[rank].ranks == call.ranks]
+        right = Counter(at[rank].kind for rank in here).most_common(1)[0][0]
+        if wrong := [rank for rank in here if at[rank].kind != right]:
+            return accuse(wrong[0], calls_by_rank, [rank for rank in here if at[rank].kind == right])
+    awaited = Counter(other for rank in at for other in waits_for(rank, at))
+    if gone := [rank for rank in awaited if has_left(calls_by_rank[rank])]:
+        return accuse(min(gone), calls_by_rank, [rank for rank in at if min(gone) in waits_for(rank, at)])
+    if at and not slow_ranks(calls_by_rank):
+        most = min(awaited, key=lambda rank: (-awaited[rank], rank))
+        return accuse(most, calls_by_rank, [rank for rank in at if most in waits_for(rank, at)])
+    return None
+    # END SOLUTION
+
+
+def slow_ranks(calls_by_rank: Sequence[Sequence[Call]]) -> list[Slow]:
+    """The ranks that others wait for while they themselves are in no call and have not left; lowest first.
+
+    A rank that is stuck in a call is no cause: it waits for somebody itself.
+
+    Example: 4 ranks as (dp 2, tp 2). Rank 3 is late in its tp call, so rank 2 waits for it, and rank 0 in a dp call for
+    rank 2: rank 3 is slow, rank 2 waits.
+
+    Hints:
+        1. `stuck`, `waits_for`, `has_left`.
+    """
+    # BEGIN SOLUTION
+    at = stuck(calls_by_rank)
+    slow = {other for rank in at for other in waits_for(rank, at) if other not in at}
+    waiting = {late: tuple(rank for rank in at if late in waits_for(rank, at)) for late in sorted(slow)}
+    return [Slow(late, ranks, at[ranks[0]]) for late, ranks in waiting.items() if not has_left(calls_by_rank[late])]
+    # END SOLUTION
+
+
+# --- Given: the environment -------------------------------------------------------------------------------------------
+
+
+def is_missing(launcher: Launcher, names: str) -> str:
+    """The sentence for variables that are not there."""
+    return f"{launcher.name} started this process, but {names} is missing: use `{launcher.command}`, or set it"
+
+
+def value(env: Mapping[str, str], launcher: Launcher, *names: str) -> str:
+    """The first of some variables that is set and not empty, or a ValueError that says what is missing."""
+    for name in names:
+        if env.get(name):
+            return env[name]
+    raise ValueError(is_missing(launcher, " or ".join(names)))
+
+
+def whole_number(env: Mapping[str, str], launcher: Launcher, *names: str) -> int:
+    """`value` as a number, or a ValueError that says it is none."""
+    text = value(env, launcher, *names)
+    try:
+        return int(text)
+    except ValueError:
+        name = next(name for name in names if env.get(name))
+        raise ValueError(f"{name}={text!r} is no whole number, as {launcher.name} would set it") from None
+
+
+def ranks_here(env: Mapping[str, str], launcher: Launcher) -> tuple[str, int]:
+    """How many ranks this machine has, and the name of the variable that says so.
+
+    Slurm says it for all nodes at once, ``"8(x3),4"``; where it does not, its ranks are spread evenly over the nodes.
+    """
+    if launcher is not SLURM:
+        name = "LOCAL_WORLD_SIZE" if launcher is TORCHRUN else "OMPI_COMM_WORLD_LOCAL_SIZE"
+        return name, whole_number(env, launcher, name)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if name in env and "SLURM_NODEID" in env:
+            counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env[name])
+            per_node = [int(tasks) for tasks, times in counts for _ in range(int(times or 1))]
+            node = whole_number(env, launcher, "SLURM_NODEID")
+            if node >= len(per_node):
+                raise ValueError(f"SLURM_NODEID={node} contradicts {name}={env[name]!r}: it has {len(per_node)} nodes")
+            return name, per_node[node]
+    nodelist = value(env, launcher, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    tasks = whole_number(env, launcher, launcher.world_size)
+    return "SLURM_NTASKS per node", math.ceil(tasks / len(expand_nodelist(nodelist)))
+
+
+def numbers(ranges: str) -> list[str]:
+    """``"08-10,12"`` is ``["08", "09", "10", "12"]``."""
+    spelled = []
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        spelled += [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
+    return spelled
+
+
+# --- Given: words -----------------------------------------------------------------------------------------------------
+
+
+class RankHandler(logging.Handler):
+    """Hands every message to `write_lines`, with the rank in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
+        write_lines(f"[rank {rank}] ", self.format(record))
+
+
+DIGEST_BYTES = 64
+
+
+def version_in_words(version: bytes) -> str:
+    """A `digest` for a reader: dtype, shape and eight digits."""
+    return f"{version[16:].rstrip(bytes(1)).decode()} {version[:4].hex()}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``"rank 1"`` or ``"ranks 0, 2, 3"``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+# --- Given: the detective's notes -------------------------------------------------------------------------------------
+
+
+def in_words(call: Call) -> str:
+    """What was called, and by which line."""
+    what = f"{call.op} {call.dtype}{list(call.shape)}".replace("none", "").removesuffix(" []")
+    return f"{'left the watched block' if call.op == EXIT else what} at {short_file(call.file)}:{call.line}"
+
+
+def stuck(calls_by_rank: Sequence[Sequence[Call]]) -> dict[int, Call]:
+    """The call each rank stands at when `replay` is over; without the ranks that got through all of theirs."""
+    done = replay(calls_by_rank)
+    return {rank: calls[done[rank]] for rank, calls in enumerate(calls_by_rank) if done[rank] < len(calls)}
+
+
+def waits_for(rank: int, at: Mapping[int, Call]) -> list[int]:
+    """The ranks that have not come to the call at which `rank` is stuck."""
+    return [other for other in at[rank].ranks if other not in at or at[other].kind != at[rank].kind]
+
+
+def has_left(calls: Sequence[Call]) -> bool:
+    """Whether a rank will make no more calls."""
+    return bool(calls) and calls[-1].op == EXIT
+
+
+def accuse(rank: int, calls_by_rank: Sequence[Sequence[Call]], others: Sequence[int]) -> Mismatch:
+    """The record: what `rank` did last or is stuck in, and what the lowest of the `others` is stuck in."""
+    at = stuck(calls_by_rank)
+    index = min(replay(calls_by_rank)[rank], len(calls_by_rank[rank]) - 1)
+    return Mismatch(rank, index, calls_by_rank[rank][index], at[min(others)], tuple(sorted(others)))
+
+
+def hang_watch(deadline: float = 10.0, on_hang: Callable[[Mismatch], None] | None = None) -> HangWatch:
+    """The kit's `HangWatch` with your detective: ``with hang_watch(deadline=30): train()``."""
+    return HangWatch(first_mismatch, slow_ranks, rank_logger("hang watch"), deadline, on_hang)
