@@ -32,8 +32,12 @@ def _import_what_ranks_need() -> None:
     del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     import torch.distributed._functional_collectives
     import torch.distributed.algorithms.join
+    import torch.distributed.checkpoint
+    import torch.distributed.checkpoint
     import torch.distributed.device_mesh
     import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.pipelining
     import torch.distributed.tensor.parallel
     import torch.nn.parallel
     import torch.optim
