@@ -33,7 +33,6 @@ def _import_what_ranks_need() -> None:
     import torch.distributed._functional_collectives
     import torch.distributed.algorithms.join
     import torch.distributed.checkpoint
-    import torch.distributed.checkpoint
     import torch.distributed.device_mesh
     import torch.distributed.fsdp
     import torch.distributed.optim
