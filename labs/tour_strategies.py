@@ -17,6 +17,7 @@ from labs.day1_one_gpu_to_many.collectives import ring_all_reduce
 from labs.day2_data_parallel.ddp import DataParallel
 from labs.day2_data_parallel.fsdp import shard_module
 from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
+from labs.day3_model_parallel.pipeline import one_forward_one_backward, run_schedule, split_batch, transformer_pipeline
 from shardlab.models import next_token_loss
 from shardlab.tour import Job, Step, strategy
 
@@ -134,3 +135,20 @@ def fsdp_of_lesson_fsdp(job: Job) -> Step:
         shard_module(block)
     shard_module(model, reshard_after_forward=False)
     return data_parallel_step(model, job.optimizer(model.parameters()))
+
+
+@strategy("PP, lesson 3.2", ranks=4, lesson="3.2")
+def pp_of_lesson_pipeline(job: Job) -> Step:
+    """Each rank holds some layers, and works on one of eight micro-batches while its neighbours work on others, in 1F1B
+    order. Only activations and their gradients travel, and the gradients of the embedding, which the head shares."""
+    schedule = one_forward_one_backward(stages=dist.get_world_size(), micro_batches=8)
+    stage = transformer_pipeline(job.model(), schedule)
+    optimizer = job.optimizer(stage.parameters())
+
+    def step(batch: Tensor) -> Tensor | None:
+        loss = run_schedule(stage, schedule, split_batch(batch, batch, schedule.micro_batches), next_token_loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
