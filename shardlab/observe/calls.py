@@ -92,7 +92,11 @@ class Call:
 
 
 Listener = Callable[[Call], None]
+Carrier = Callable[[Callable[..., Any], list[Any], int, Call], Any]
+"""Runs an operator in place of torch: ``carry(operator, arguments, index of the process group among them, call)``."""
+
 _listeners: list[Listener] = []
+_carriers: list[Carrier] = []  # the last one carries
 _sequences: defaultdict[tuple[str, bool], Iterator[int]] = defaultdict(itertools.count)
 _lock = threading.Lock()
 
@@ -112,6 +116,16 @@ def add_listener(listener: Listener) -> None:
     """Like `listen`, for good: what a rank does for its whole life."""
     with _lock:
         _listeners.append(listener)
+
+
+@contextmanager
+def carried(carrier: Carrier) -> Iterator[None]:
+    """Let `carrier` run every operator that this process calls inside the block: see `shardlab.observe.link`."""
+    _carriers.append(carrier)
+    try:
+        yield
+    finally:
+        _carriers.remove(carrier)
 
 
 # --- what each operator carries -----------------------------------------------------------------------------------
@@ -200,12 +214,15 @@ def _put_in_front(library: torch.library.Library, name: str) -> None:
     async_at = names.index("async_op") if "async_op" in names else None
 
     def observed(*arguments: Any) -> Any:
-        if _listeners:
+        key = _backend_key(_device_type(arguments))
+        if _listeners or _carriers:
             group = dist.ProcessGroup.unbox(arguments[group_at])
             call = _describe(op, payload_of(arguments, group.size()), group, _is_async(arguments, async_at))
             for listener in tuple(_listeners):
                 listener(call)
-        return operator.redispatch(_backend_key(_device_type(arguments)), *arguments)
+            if _carriers:
+                return _carriers[-1](functools.partial(operator.redispatch, key), list(arguments), group_at, call)
+        return operator.redispatch(key, *arguments)
 
     library.impl(operator, observed, "BackendSelect")
 

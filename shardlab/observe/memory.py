@@ -79,6 +79,14 @@ class PeakMemory:
     def live_by_kind(self) -> dict[str, int]:
         return {kind: self._live[kind] for kind in KINDS}
 
+    def reset_peak(self) -> None:
+        """Begin a new peak with what is alive now: after setting up, to follow training alone.
+
+        As `torch.cuda.reset_peak_memory_stats`. Tensors seen before stay known, so the new peak is exact from here on.
+        """
+        self._claim_gradients()
+        self.peak_bytes, self._peak, self._peak_at = self.live_bytes, self._live.copy(), self._clock
+
     def __enter__(self) -> PeakMemory:
         gc.collect()  # garbage of before must not be freed at some moment inside
         self._open = True

@@ -197,3 +197,14 @@ def test_a_model_made_inside_the_block_is_counted_as_parameters():
         model(torch.zeros(3, 10)).sum().backward()
     assert memory.live_by_kind["parameter"] == 4 * (20 * 10 + 20)
     assert memory.live_by_kind["gradient"] == 4 * (20 * 10 + 20)
+
+
+def test_a_new_peak_begins_with_what_is_alive():
+    with PeakMemory() as memory:
+        kept = torch.ones(100)
+        torch.ones(1000)
+        memory.reset_peak()
+        assert memory.peak_bytes == kept.nbytes
+        torch.ones(10)
+    assert memory.peak_bytes == kept.nbytes + 40
+    assert memory.peak_by_kind["activation"] + memory.peak_by_kind["other"] == memory.peak_bytes
