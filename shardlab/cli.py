@@ -28,7 +28,7 @@ Which = Annotated[str | None, typer.Argument(metavar="LESSON", help='id or slug,
 @app.command()
 def tour() -> None:
     """Train a small GPT every way the course teaches, on 4 ranks, and compare; about a minute."""
-    from shardlab.tour import run_tour
+    from shardlab.tour.run import run_tour
 
     raise typer.Exit(run_tour())
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from shardlab.show import rank_colour, save_figure, use_style
 from shardlab.show.style import INK
+from shardlab.tour.ladder import Rung, climbed
 from shardlab.tour.outcome import MIB, Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ KINDS = {
 SMALLEST_DRAWN = 1e-9  # a difference of zero has no place on a logarithmic axis
 
 
-def draw_all(outcomes: Sequence[Outcome], tolerance: float, predicted_bytes: int) -> dict[str, str]:
+def draw_all(
+    outcomes: Sequence[Outcome], rungs: Sequence[Rung], tolerance: float, predicted_bytes: int
+) -> dict[str, str]:
     """Every picture by name, as a data URI for an <img>: so no picture's ids or styles meet another's."""
     with mpl.rc_context():
         use_style()
@@ -39,6 +42,7 @@ def draw_all(outcomes: Sequence[Outcome], tolerance: float, predicted_bytes: int
             "memory": memory(outcomes),
             "traffic": traffic(outcomes, predicted_bytes),
             "speed": speed(outcomes),
+            "ladder": ladder(climbed(rungs)),
         }
         return {name: data_uri(figure) for name, figure in figures.items()}
 
@@ -76,11 +80,10 @@ def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
     return figure
 
 
-def bars(figure: Figure, outcomes: Sequence[Outcome], title: str, label: str) -> Axes:
-    """Axes for one horizontal bar per strategy, the first at the top."""
-    axes = figure.subplots()
-    axes.set_yticks(range(len(outcomes)), [outcome.strategy.name for outcome in outcomes])
-    axes.invert_yaxis()
+def bars(axes: Axes, names: Sequence[str], title: str, label: str) -> Axes:
+    """Axes for one horizontal bar per name, the first at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)
@@ -88,9 +91,14 @@ def bars(figure: Figure, outcomes: Sequence[Outcome], title: str, label: str) ->
     return axes
 
 
-def height(outcomes: Sequence[Outcome]) -> float:
+def names_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """What their bars are called."""
+    return [outcome.strategy.name for outcome in outcomes]
+
+
+def height(bars: int) -> float:
     """Inches for a bar chart."""
-    return 1.5 + 0.36 * len(outcomes)
+    return 1.5 + 0.36 * bars
 
 
 def write_values(axes: Axes, values: Sequence[float], form: str) -> None:
@@ -104,8 +112,8 @@ def write_values(axes: Axes, values: Sequence[float], form: str) -> None:
 
 def memory(outcomes: Sequence[Outcome]) -> Figure:
     """Peak bytes per rank, stacked by what they are."""
-    figure = Figure(figsize=(9.6, height(outcomes) + 0.3))
-    axes = bars(figure, outcomes, "Peak memory of a rank", "MiB of live tensors")
+    figure = Figure(figsize=(9.6, height(len(outcomes)) + 0.3))
+    axes = bars(figure.subplots(), names_of(outcomes), "Peak memory of a rank", "MiB of live tensors")
     left = [0.0] * len(outcomes)
     for kind, (name, colour) in KINDS.items():
         sizes = [outcome.peak_by_kind.get(kind, 0) / MIB for outcome in outcomes]
@@ -119,8 +127,8 @@ def memory(outcomes: Sequence[Outcome]) -> Figure:
 
 def traffic(outcomes: Sequence[Outcome], predicted_bytes: int) -> Figure:
     """Bytes that a rank sends in a step, and what the formula says for averaging gradients."""
-    figure = Figure(figsize=(9.6, height(outcomes)))
-    axes = bars(figure, outcomes, "Sent by a rank in one step", "MiB")
+    figure = Figure(figsize=(9.6, height(len(outcomes))))
+    axes = bars(figure.subplots(), names_of(outcomes), "Sent by a rank in one step", "MiB")
     sizes = [outcome.sent_bytes / MIB for outcome in outcomes]
     axes.barh(range(len(outcomes)), sizes, color="#228833", height=0.62)
     axes.axvline(predicted_bytes / MIB, color=INK, linewidth=1, linestyle=":")
@@ -134,9 +142,25 @@ def traffic(outcomes: Sequence[Outcome], predicted_bytes: int) -> Figure:
 
 def speed(outcomes: Sequence[Outcome]) -> Figure:
     """Tokens per second of all ranks together."""
-    figure = Figure(figsize=(9.6, height(outcomes)))
-    axes = bars(figure, outcomes, "Speed of all ranks together", "tokens per second")
+    figure = Figure(figsize=(9.6, height(len(outcomes))))
+    axes = bars(figure.subplots(), names_of(outcomes), "Speed of all ranks together", "tokens per second")
     values = [outcome.tokens_per_second for outcome in outcomes]
     axes.barh(range(len(outcomes)), values, color="#4477AA", height=0.62)
     write_values(axes, values, "{:,.0f}")
+    return figure
+
+
+def ladder(rungs: Sequence[Rung]) -> Figure:
+    """Step time and peak memory of the rungs of the ladder, side by side."""
+    figure = Figure(figsize=(9.6, height(len(rungs))))
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [rung.name for rung in rungs]
+    seconds = [1000 * rung.seconds for rung in rungs]
+    sizes = [rung.peak_bytes / MIB for rung in rungs]
+    for axes, values, title, unit, colour in (
+        (left, seconds, "Step time", "ms", "#4477AA"),
+        (right, sizes, "Peak memory", "MiB of live tensors", "#66CCEE"),
+    ):
+        bars(axes, names, title, unit).barh(range(len(rungs)), values, color=colour, height=0.62)
+        write_values(axes, values, "{:,.0f}")
     return figure

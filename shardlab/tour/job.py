@@ -50,7 +50,7 @@ class Job:
         )
     )
     rows: int = 16
-    steps: int = 30
+    steps: int = 16
     learning_rate: float = 1e-3
     seed: int = 0
 

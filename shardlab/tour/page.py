@@ -9,6 +9,7 @@ from shardlab.show.results import evidence
 from shardlab.syllabus import lesson
 from shardlab.tour.figures import draw_all
 from shardlab.tour.job import Job
+from shardlab.tour.ladder import Rung
 from shardlab.tour.next_steps import next_steps
 from shardlab.tour.outcome import MIB, Outcome, write_difference
 
@@ -60,22 +61,32 @@ why the curves below lie on each other.</p>
 <dl>{explanations}</dl>
 
 <h2>Memory: what a rank has to hold</h2>
-<p>Parameters, gradients and optimiser state are held by every rank in full: data parallelism does not divide them.
-What it divides is the activations, the intermediate results that forward keeps for backward: they grow with the rows a
-rank works on. The bytes are counted tensor by tensor, at the fullest moment of a step, and come out the same in every
-run. Gradients and activations are never all there at once, so a bar shows what that one moment held.</p>
+<p>Plain data parallelism (all-reduce, DDP) divides only the activations, the intermediate results that forward keeps
+for backward: they grow with the rows a rank works on. Parameters, gradients and optimiser state every rank holds in
+full. ZeRO and FSDP shard those as well: stage 1 the optimiser state, stage 2 also the gradients, stage 3 and FSDP
+also the parameters, which are gathered for one layer at a time. The bytes are counted tensor by tensor, at the
+fullest moment of a step, and come out the same in every run. Gradients and activations are never all there at once,
+so a bar shows what that one moment held.</p>
 <img alt="Peak memory of a rank by kind" src="{memory}">
 
 <h2>Traffic: what a rank has to send</h2>
-<p>To average gradients, a ring of N ranks sends 2&nbsp;(N−1)/N times their bytes from each rank, and no algorithm gets
-by with less. For this model on {most_ranks} ranks that is {predicted:.2f}&nbsp;MiB per step. Predict first, then
-measure: the bars were counted, the dotted line was calculated.</p>
+<p>To average gradients, a ring of N ranks sends 2&nbsp;(N−1)/N times their bytes from each rank, and no algorithm
+gets by with less. For this model on {most_ranks} ranks that is {predicted:.2f}&nbsp;MiB per step. Where the
+parameters are sharded they travel too, once for forward and once for backward: half as much again. Predict first,
+then measure: the bars were counted, the dotted line was calculated.</p>
 <img alt="Bytes that a rank sends in one step" src="{traffic}">
 
 <h2>Speed: read it with care</h2>
 <p>{processors} Memory and traffic above are exact, and the same on every machine; speed belongs to this machine
 and this minute.</p>
 <img alt="Tokens per second of all ranks together" src="{speed}">
+
+<h2>One process alone: what a single device still has to give</h2>
+<p>Before a job is split it should be fast where it is. The same losses again, on one process and a longer sequence:
+each line changes one thing and builds on the fastest line before it. A change that does not pay on this machine stays
+in the picture, and the next one does without it.</p>
+<img alt="Step time and peak memory of one process, one change at a time" src="{ladder}">
+<dl>{rungs}</dl>
 
 <h2>What to do next</h2>
 <ul>{next}</ul>
@@ -92,14 +103,21 @@ PROCESSORS = {
 }
 
 
-def render(outcomes: Sequence[Outcome], job: Job, tolerance: float, predicted_bytes: int, verdict: str) -> str:
-    """The page for these outcomes; the first is the yardstick."""
+def render(
+    outcomes: Sequence[Outcome],
+    rungs: Sequence[Rung],
+    job: Job,
+    tolerance: float,
+    predicted_bytes: int,
+    verdict: str,
+    agree: bool,
+) -> str:
+    """The page for these outcomes and rungs; the first of each is the yardstick."""
     facts = evidence()
     yardstick = outcomes[0]
-    agree = all(outcome.difference(yardstick) <= tolerance for outcome in outcomes)
     machine, versions = facts["machine"], facts["versions"]
     return PAGE.format(
-        **draw_all(outcomes, tolerance, predicted_bytes),
+        **draw_all(outcomes, rungs, tolerance, predicted_bytes),
         count=len(outcomes),
         parameters=job.config.parameters,
         steps=job.steps,
@@ -108,6 +126,7 @@ def render(outcomes: Sequence[Outcome], job: Job, tolerance: float, predicted_by
         verdict=escape(verdict),
         table=table(outcomes, tolerance),
         explanations="".join(explanation(outcome) for outcome in outcomes),
+        rungs="".join(explain_rung(rung) for rung in rungs),
         predicted=predicted_bytes / MIB,
         most_ranks=max(outcome.strategy.ranks for outcome in outcomes),
         processors=PROCESSORS[yardstick.device].format(cores=machine["cores"]),
@@ -149,3 +168,9 @@ def explanation(outcome: Outcome) -> str:
         where = f" You build it in lesson {taught.id}, <code>{taught.lab.relative_to(taught.root)}</code>."
     name, words = escape(outcome.strategy.name), escape(outcome.strategy.explanation)
     return f"<dt>{name}</dt><dd>{words}{where}</dd>"
+
+
+def explain_rung(rung: Rung) -> str:
+    """What a rung changes, and why there are no numbers if there are none."""
+    without = f" Left out here: {rung.skipped}." if rung.skipped else ""
+    return f"<dt>{escape(rung.name)}</dt><dd>{escape(rung.words + without)}</dd>"

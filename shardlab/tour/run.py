@@ -18,6 +18,7 @@ from shardlab.ranks import RankError, RankPool
 from shardlab.show import table, write_results, write_text
 from shardlab.syllabus import ROOT
 from shardlab.tour.job import Job, Strategy
+from shardlab.tour.ladder import Rung, climb, climbed, rung_names
 from shardlab.tour.measure import prepare, train
 from shardlab.tour.next_steps import next_steps
 from shardlab.tour.outcome import MIB, Outcome, put_together, write_difference
@@ -25,6 +26,7 @@ from shardlab.tour.page import render
 from shardlab.tour.progress import follow
 
 STRATEGIES = "labs.tour_strategies"
+LADDER = "labs.tour_ladder"
 TOLERANCE = 1e-5
 """Largest relative difference between the losses of a strategy and of the yardstick, in any step. In float32 they come
 to 1e-6, from adding the same numbers in another order; the smallest real mistake, gradients summed where they should
@@ -33,9 +35,9 @@ TIMEOUT_SECONDS = 600.0
 
 
 def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
-    """Train by every registered strategy, compare, print one table, write the page and results/tour.json.
+    """Climb the ladder, train by every registered strategy, compare, print, write the page and results/tour.json.
 
-    The strategies use the lessons of the reference submission.
+    Ladder and strategies use the lessons of the reference submission.
 
     Args:
         job: what to train; None: about a minute on 2 cores.
@@ -55,16 +57,17 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
         )
         try:
             outcomes = list(train_all(pool, strategies, job, console))
+            rungs = climb_alone(pool, console)
         except RankError as error:
             console.print(f"A strategy failed.\n{error}", markup=False)
             return 1
-    verdict, agree = judge(outcomes)
+    verdict, agree = judge(outcomes, rungs)
     predicted = all_reduce_bytes(4 * job.config.parameters, max(each.ranks for each in strategies))
     show_table(outcomes)
-    write_text(page, render(outcomes, job, TOLERANCE, predicted, verdict))
-    write_results(
-        "tour", {"job": asdict(job), "tolerance": TOLERANCE, "outcomes": [each.to_data() for each in outcomes]}
-    )
+    show_ladder(rungs)
+    write_text(page, render(outcomes, rungs, job, TOLERANCE, predicted, verdict, agree))
+    data = {"outcomes": [each.to_data() for each in outcomes], "ladder": [asdict(rung) for rung in rungs]}
+    write_results("tour", {"job": asdict(job), "tolerance": TOLERANCE, **data})
     console.print(f"{verdict} ({time.monotonic() - began:.0f} s)\n", style="bold" if agree else "bold red")
     console.print(f"Pictures and what they mean: open {page} in a browser. Then:")
     for words, command in next_steps():
@@ -90,9 +93,25 @@ def train_all(pool: RankPool, strategies: list[Strategy], job: Job, console: Con
         yield outcome
 
 
-def judge(outcomes: list[Outcome]) -> tuple[str, bool]:
-    """In a sentence, whether every strategy has the losses of the first; and as a bool."""
+def climb_alone(pool: RankPool, console: Console) -> list[Rung]:
+    """Climb the ladder, on one rank."""
+    console.print("One process alone, one change at a time:")
+    [names] = pool.run(rung_names, 1, LADDER, timeout=TIMEOUT_SECONDS)
+    with tempfile.TemporaryDirectory() as folder, follow(Path(folder) / "rungs", "ladder", len(names)):
+        [rungs] = pool.run(climb, 1, LADDER, Path(folder) / "rungs", timeout=TIMEOUT_SECONDS)
+    for rung in (rungs := [Rung(**rung) for rung in rungs]):
+        if rung.skipped:
+            console.print(f"  {rung.name:<24} left out: {rung.skipped}")
+        else:
+            console.print(f"  {rung.name:<24} loss {rung.loss:.5f}   {rung.faster_than(rungs[0]):.2f} times as fast")
+    return rungs
+
+
+def judge(outcomes: list[Outcome], rungs: list[Rung]) -> tuple[str, bool]:
+    """In a sentence, whether every strategy has the losses of the first, and every rung; and as a bool."""
     yardstick, *others = outcomes
+    if lost := [rung.name for rung in rungs if not rung.is_right]:
+        return f"Not the losses of the first rung of the ladder: {', '.join(lost)}.", False
     wrong = [outcome.strategy.name for outcome in others if not outcome.difference(yardstick) <= TOLERANCE]
     if wrong:
         return f"Not the losses of {yardstick.strategy.name} (more than {TOLERANCE:g} off): {', '.join(wrong)}.", False
@@ -117,3 +136,13 @@ def show_table(outcomes: list[Outcome]) -> None:
         for outcome in outcomes
     ]
     table("The same training, every way. Memory and traffic are those of one rank", columns, rows)
+
+
+def show_ladder(rungs: list[Rung]) -> None:
+    """The table of the ladder on the terminal."""
+    columns = ("change", "loss (nats)", "times as fast", "peak memory (MiB)")
+    rows = [
+        (rung.name, f"{rung.loss:.5f}", f"{rung.faster_than(rungs[0]):.2f}", rung.peak_bytes / MIB)
+        for rung in climbed(rungs)
+    ]
+    table("One process alone, one change at a time, each on top of the fastest so far", columns, rows)

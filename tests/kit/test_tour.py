@@ -11,9 +11,11 @@ import pytest
 
 from shardlab.models import TransformerConfig
 from shardlab.observe import all_reduce_bytes
-from shardlab.tour import Job, run, run_tour
+from shardlab.syllabus import ROOT
+from shardlab.tour import Job, run
 from shardlab.tour.job import Strategy
 from shardlab.tour.outcome import put_together
+from shardlab.tour.run import run_tour
 
 TINY = Job(
     config=TransformerConfig(vocab=1024, hidden=32, layers=1, heads=2, kv_heads=1, ffn=64, sequence=32),
@@ -52,17 +54,29 @@ HEAD = """
         '''One process.'''
         return trainer(job)
 """
+LADDER = """
+    from shardlab.tour import Rung
+
+    SHOWN = {"start": "As it comes.", "faster": "Better.", "16 bits": "Fewer bits."}
+
+    def climb():
+        yield Rung("start", SHOWN["start"], "", 2.0, 4 * 2**20, 6.0)
+        yield Rung("faster", SHOWN["faster"], "", 0.5, 2 * 2**20, 6.0)
+        yield Rung("16 bits", SHOWN["16 bits"], "no units for it")
+"""
 
 
 @pytest.fixture
 def tour_of(monkeypatch, tmp_path):
     """Run a tiny tour of strategies that a test writes; gives the exit code and the page."""
 
-    def tour(source: str) -> tuple[int, str]:
+    def tour(source: str, ladder: str = LADDER) -> tuple[int, str]:
         (tmp_path / "own_strategies.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
+        (tmp_path / "own_ladder.py").write_text(textwrap.dedent(ladder))
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(run, "STRATEGIES", "own_strategies")
+        monkeypatch.setattr(run, "LADDER", "own_ladder")
         code = run_tour(TINY)
         page = tmp_path / "tour.html"
         return code, page.read_text() if page.exists() else ""
@@ -86,43 +100,72 @@ def test_all_strategies_train_the_same(reference):
     printed = (folder / "printed").read_text()
     assert code == 0
     assert "All losses agree: largest relative difference" in printed
-    for name in ("one process", "all-reduce, torch", "all-reduce, lesson 1.3", "DDP, torch", "DDP, lesson 2.1"):
+    for name in registered_names():
         assert re.search(rf"^ {re.escape(name)} +[14] ", printed, re.MULTILINE), f"no row for {name} in\n{printed}"
     assert "open tour.html in a browser" in printed
     assert "make lab" in printed
 
 
+def registered_names() -> list[str]:
+    """The strategies of the tour, read off their decorators: the judge does not import labs."""
+    names = re.findall(r'^@strategy\("([^"]+)"', (ROOT / "labs" / "tour_strategies.py").read_text(), re.MULTILINE)
+    assert "one process" in names
+    return names
+
+
+def test_one_process_alone_climbs_the_ladder(reference):
+    folder = reference[1]
+    rungs = json.loads((folder / "results" / "tour.json").read_text())["data"]["ladder"]
+    by_name = {rung["name"]: rung for rung in rungs}
+    names = ("start", "SDPA", "flash_attention", "chunked_cross_entropy")
+    start, torch_has, own, chunked = (by_name[name] for name in names)
+    assert all(rung["is_right"] for rung in rungs)
+    assert start["peak_bytes"] > 1.5 * own["peak_bytes"] > 2 * chunked["peak_bytes"]
+    assert min(torch_has["seconds"], own["seconds"]) < start["seconds"]
+    assert f"{own['loss']:.5f}" in (folder / "printed").read_text()
+
+
+def outcomes_named(folder, *prefixes: str) -> list[dict]:
+    """What became of the strategies whose names begin so."""
+    outcomes = json.loads((folder / "results" / "tour.json").read_text())["data"]["outcomes"]
+    return [outcome for outcome in outcomes if outcome["strategy"]["name"].startswith(prefixes)]
+
+
 def test_every_rank_sends_what_averaging_its_gradients_takes(reference):
-    outcomes = json.loads((reference[1] / "results" / "tour.json").read_text())["data"]["outcomes"]
-    one, *many = outcomes
-    expected = all_reduce_bytes(4 * TINY.config.parameters, ranks=4)
+    [one] = outcomes_named(reference[1], "one process")
     assert one["sent_bytes"] == 0
-    for outcome in many:
+    averaging = all_reduce_bytes(4 * TINY.config.parameters, ranks=4)
+    for outcome in outcomes_named(reference[1], "all-reduce", "DDP", "ZeRO-1", "ZeRO-2"):
         # DDP rounds each of its buckets down by itself
-        assert outcome["sent_bytes"] == pytest.approx(expected, abs=8), outcome["strategy"]["name"]
+        assert outcome["sent_bytes"] == pytest.approx(averaging, abs=8), outcome["strategy"]["name"]
+    for outcome in outcomes_named(reference[1], "ZeRO-3", "FSDP"):
+        assert outcome["sent_bytes"] > averaging, outcome["strategy"]["name"]  # parameters travel too, some twice
 
 
 def test_memory_is_split_into_kinds_and_activations_shrink_with_the_rows(reference):
-    outcomes = json.loads((reference[1] / "results" / "tour.json").read_text())["data"]["outcomes"]
     model_bytes = 4 * TINY.config.parameters
-    for outcome in outcomes:
-        kinds = outcome["peak_by_kind"]
-        assert sum(kinds.values()) == outcome["peak_bytes"]
-        assert kinds["parameter"] == model_bytes
-        assert kinds["optimizer"] == pytest.approx(2 * model_bytes, rel=0.01)
-        if outcome["strategy"]["name"].startswith("all-reduce"):
-            ratio = kinds["activation"] / outcomes[0]["peak_by_kind"]["activation"]
-            assert ratio == pytest.approx(1 / 4, rel=0.05)
+    [one] = outcomes_named(reference[1], "one process")
+    for outcome in outcomes_named(reference[1], ""):
+        assert sum(outcome["peak_by_kind"].values()) == outcome["peak_bytes"]
+    for outcome in outcomes_named(reference[1], "one process", "all-reduce", "DDP"):
+        assert outcome["peak_by_kind"]["parameter"] == model_bytes
+        assert outcome["peak_by_kind"]["optimizer"] == pytest.approx(2 * model_bytes, rel=0.01)
+    for outcome in outcomes_named(reference[1], "ZeRO", "FSDP"):
+        assert outcome["peak_by_kind"]["optimizer"] == pytest.approx(2 * model_bytes / 4, rel=0.01)
+    for outcome in outcomes_named(reference[1], "all-reduce"):
+        ratio = outcome["peak_by_kind"]["activation"] / one["peak_by_kind"]["activation"]
+        assert ratio == pytest.approx(1 / 4, rel=0.05)
 
 
 def test_the_page_stands_alone_and_its_pictures_are_whole(reference):
     page = (reference[1] / "tour.html").read_text()
     assert not re.search(r"<(script|link)|url\(|@import|src=\"(?!data:image/svg\+xml)", page)
     pictures = re.findall(r'<img alt="[^"]+" src="data:image/svg\+xml;base64,([^"]+)"', page)
-    assert len(pictures) == 4
+    assert len(pictures) == 5
     for picture in pictures:
         assert ElementTree.fromstring(base64.b64decode(picture)).tag.endswith("svg")
-    assert page.count("<dt>") == page.count("<dd>") == 5
+    rungs = json.loads((reference[1] / "results" / "tour.json").read_text())["data"]["ladder"]
+    assert page.count("<dt>") == page.count("<dd>") == len(registered_names()) + len(rungs)
     assert "labs/day1_one_gpu_to_many/collectives.py" in page
     assert 'class="verdict">All losses agree' in page
 
@@ -158,6 +201,18 @@ def test_strategies_that_train_something_else_are_named(tour_of, capsys):
     assert "Not the losses of yardstick (more than 1e-05 off): sum, silence, not a number." in capsys.readouterr().out
     assert 'class="verdict bad">Not the losses of yardstick' in page
     assert page.count("<td class=bad>") == 3
+
+
+def test_a_rung_that_loses_the_losses_is_named(tour_of, capsys):
+    wrong = LADDER + """        yield Rung("wrong", "Trains something else.", "", 0.1, 2**20, 5.0, False)\n"""
+    code, page = tour_of("", wrong)
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "Not the losses of the first rung of the ladder: wrong." in printed
+    assert re.search(r"faster +loss 6\.00000 +4\.00 times as fast", printed)
+    assert re.search(r"16 bits +left out: no units for it", printed)
+    assert "Left out here: no units for it." in page
+    assert 'class="verdict bad"' in page
 
 
 def test_ranks_without_a_loss_do_not_count_and_unwritten_lessons_are_left_out(tour_of, capsys):
