@@ -97,7 +97,7 @@ def zero_1_of_lesson_zero(job: Job) -> Step:
     """Each rank keeps the optimiser's states of a quarter of the parameters, updates that quarter and hands it round.
     As many bytes as DDP."""
     model = job.model()
-    return data_parallel_step(model, ZeroOptimizer(model.parameters(), job.optimizer, stage=1))
+    return data_parallel_step(model, ZeroOptimizer(model.parameters(), job.optimizer, stage=1, bucket_mb=1))
 
 
 @strategy("ZeRO-2, lesson 2.2", ranks=4, lesson="2.2")
