@@ -42,13 +42,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh, ProcessGroup
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
 
 from shardlab import NotAttempted
 from shardlab.models import Attention, FeedForward, Transformer, TransformerConfig
@@ -300,6 +293,7 @@ class VocabParallelEmbedding(ParallelLayer):
 
     def __init__(self, dense: nn.Embedding, group: ProcessGroup | None = None) -> None:
         raise NotAttempted("3.1 VocabParallelEmbedding.__init__")
+        self.vocab = dense.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Args: tokens [...] int64 of the whole vocabulary, the same on every rank. Returns [..., hidden], likewise.
@@ -307,9 +301,7 @@ class VocabParallelEmbedding(ParallelLayer):
         Raises:
             ValueError: a token outside the vocabulary, which no rank would find: a row of zeros.
         """
-        rank, size = position(self.group)
-        rows = self.weight.shape[0]
-        require_ids(tokens, rows * size)
+        require_ids(tokens, self.vocab)
         raise NotAttempted("3.1 VocabParallelEmbedding.forward")
 
 
@@ -594,6 +586,15 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
         3. The head's output: ``use_local_output=False``. The embedding's input is `Replicate`.
         4. Is a tied weight still tied afterwards?
     """
+    # Here and not above: DTensor takes a second to import, which who splits by hand need not pay.
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
     if mesh.ndim != 1:
         raise ValueError(f"parallelize needs a mesh of one dimension, got {mesh.ndim}")
     require_divisible(model.config, mesh.size())

@@ -42,13 +42,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh, ProcessGroup
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
 
 from shardlab.models import Attention, FeedForward, Transformer, TransformerConfig
 from shardlab.ranks import all_gather_single, device
@@ -351,6 +344,7 @@ class VocabParallelEmbedding(ParallelLayer):
         super().__init__(group, replicas=1, cut_dims={"weight": 0})
         self.cut(dense)
         # END SOLUTION
+        self.vocab = dense.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Args: tokens [...] int64 of the whole vocabulary, the same on every rank. Returns [..., hidden], likewise.
@@ -358,10 +352,10 @@ class VocabParallelEmbedding(ParallelLayer):
         Raises:
             ValueError: a token outside the vocabulary, which no rank would find: a row of zeros.
         """
-        rank, size = position(self.group)
-        rows = self.weight.shape[0]
-        require_ids(tokens, rows * size)
+        require_ids(tokens, self.vocab)
         # BEGIN SOLUTION
+        rank, _ = position(self.group)
+        rows = self.weight.shape[0]
         local = tokens - rank * rows
         elsewhere = (local < 0) | (local >= rows)
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
@@ -744,6 +738,15 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
         3. The head's output: ``use_local_output=False``. The embedding's input is `Replicate`.
         4. Is a tied weight still tied afterwards?
     """
+    # Here and not above: DTensor takes a second to import, which who splits by hand need not pay.
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
     if mesh.ndim != 1:
         raise ValueError(f"parallelize needs a mesh of one dimension, got {mesh.ndim}")
     require_divisible(model.config, mesh.size())
