@@ -18,7 +18,7 @@ from shardlab.tour.outcome import put_together
 from shardlab.tour.run import run_tour
 
 TINY = Job(
-    config=TransformerConfig(vocab=1024, hidden=32, layers=1, heads=2, kv_heads=1, ffn=64, sequence=32),
+    config=TransformerConfig(vocab=1024, hidden=32, layers=2, heads=4, kv_heads=2, ffn=64, sequence=32),
     rows=8,
     steps=6,
 )
