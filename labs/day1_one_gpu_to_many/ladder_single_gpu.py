@@ -70,7 +70,7 @@ class Size:
 
 # Large enough on its device that arithmetic and memory traffic, not the launching of operations, fill the step.
 SIZE_ON = {
-    "cpu": Size(sequence=1024, hidden=128, layers=2, heads=8, batch=2, steps=4, chunk=256),
+    "cpu": Size(sequence=1024, hidden=64, layers=2, heads=4, batch=2, steps=4, chunk=256),
     "cuda": Size(sequence=4096, hidden=768, layers=6, heads=12, batch=4, steps=8, chunk=2048),
 }
 

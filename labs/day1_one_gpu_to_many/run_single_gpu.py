@@ -37,6 +37,7 @@ Writes results/single_gpu.json and results/single_gpu.svg.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -59,6 +60,7 @@ from labs.day1_one_gpu_to_many.ladder_single_gpu import (
     time_in_turns,
 )
 from shardlab import show
+from shardlab.data.cache import cache_folder
 from shardlab.observe import mfu
 from shardlab.ranks import torchrun_ranks
 
@@ -207,6 +209,7 @@ def main() -> int:
     )
     chosen = options.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))  # else it stays in /tmp
     with torchrun_ranks(DEADLINE) as me:
         given = {name: getattr(chosen, name) for name in SIZES if getattr(chosen, name) is not None}
         size = replace(SIZE_ON[me.device.type], **given)
