@@ -31,27 +31,21 @@ Writes results/collectives.json and results/collectives.svg.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from labs.day1_one_gpu_to_many import collectives as mine
 from shardlab import show
+from shardlab.observe.benchmark import OPS, OPS_ON_BLOCKS, problem, time_in_turns
 from shardlab.ranks import TorchrunRank, all_gather_single, reduce_scatter_single, torchrun_ranks
 
 KIB = 2**10
-OPS_ON_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")  # one block per rank: N must divide the tensor
-OPS = ("all_reduce", "broadcast", *OPS_ON_BLOCKS)
 SUFFIXES = {"K": KIB, "M": KIB**2, "G": KIB**3}
 GB_PER_S = 1e9
-SECONDS_PER_SIZE = 2.0  # of measuring; a round of all algorithms that takes longer still gets its two repeats
-REPEATS = range(2, 21)
 
 
 # --- The contenders ---------------------------------------------------------------------------------------------------
@@ -87,53 +81,6 @@ def contenders(op: str, impls: Sequence[str]) -> list[Contender]:
     return [contender for contender in everyone if contender.impl in impls]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Arguments for one call on this rank, and what it should make of them.
-
-    Attributes:
-        arguments: tensors, and the source for a broadcast.
-        result: the tensor that the call fills or changes, whole or as one per rank.
-        expected: what should stand in it.
-    """
-
-    arguments: tuple
-    result: Sequence[Tensor]
-    expected: Tensor
-
-    def count_wrong(self) -> int:
-        """Elements that are not as expected, over all ranks."""
-        got = torch.cat([tensor.flatten() for tensor in self.result])
-        wrong = (got != self.expected).sum()
-        dist.all_reduce(wrong)
-        return int(wrong)
-
-
-def problem(op: str, numel: int, me: TorchrunRank) -> Problem:
-    """Small whole numbers, so that sums are exact in any order. ``numel`` is that of the full tensor."""
-    rank, size = me.rank, me.world_size
-    pattern = torch.arange(numel, device=me.device).remainder_(7).float()
-    own = pattern + rank
-    blocks = slice(rank * numel // size, (rank + 1) * numel // size)
-    total = size * pattern + sum(range(size))
-    match op:
-        case "all_reduce":
-            return Problem((own,), [own], total)
-        case "broadcast":
-            return Problem((own, 0), [own], pattern)
-        case "reduce_scatter":
-            output = torch.empty_like(pattern[blocks])
-            return Problem((output, own), [output], total[blocks])
-        case "all_gather":
-            output = torch.empty_like(pattern)
-            return Problem((output, pattern[blocks].clone()), [output], pattern)
-        case "all_to_all":
-            outputs = [torch.empty_like(pattern[blocks]) for _ in range(size)]
-            expected = torch.cat([pattern[blocks] + source for source in range(size)])
-            return Problem((outputs, list(own.tensor_split(size))), outputs, expected)
-    raise ValueError(f"unknown operation {op!r}")
-
-
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -158,14 +105,14 @@ def measure(op: str, num_bytes: int, rivals: Sequence[Contender], me: TorchrunRa
         numel -= numel % me.world_size
     wrong, arguments = {}, {}
     for rival in rivals:
-        task = problem(op, numel, me)
+        task = problem(op, numel)
         rival.call(*task.arguments)
         wrong[rival.name] = task.count_wrong()
         arguments[rival.name] = task.arguments
         for tensor in task.result:
             tensor.zero_()  # sums of zeros stay finite however often they are repeated
     right = [rival for rival in rivals if not wrong[rival.name]]
-    seconds = time_in_turns({rival.name: (rival.call, arguments[rival.name]) for rival in right}, me)
+    seconds = time_in_turns({rival.name: (rival.call, arguments[rival.name]) for rival in right})
     return [_measurement(op, rival, 4 * numel, wrong[rival.name], seconds.get(rival.name), me) for rival in rivals]
 
 
@@ -195,30 +142,6 @@ def _measurement(
     algbw = num_bytes / seconds if seconds else None
     busbw = mine.bus_bandwidth(op, num_bytes, seconds, me.world_size) if seconds else None
     return Measurement(op, rival.name, rival.impl, num_bytes, wrong, seconds, algbw, busbw)
-
-
-def time_in_turns(calls: dict[str, tuple[Callable, tuple]], me: TorchrunRank) -> dict[str, float]:
-    """Median over repeats of the slowest rank's seconds, by name."""
-    start = time.perf_counter()
-    times = {name: [_seconds(call, arguments, me)] for name, (call, arguments) in calls.items()}
-    repeats = torch.tensor(SECONDS_PER_SIZE / max(time.perf_counter() - start, 1e-9), device=me.device)
-    dist.broadcast(repeats, 0)  # the ranks' clocks differ, their number of repeats must not
-    for _ in range(min(max(int(repeats), REPEATS[0]), REPEATS[-1])):
-        for name, (call, arguments) in calls.items():
-            times[name].append(_seconds(call, arguments, me))
-    slowest = {name: torch.tensor(values, dtype=torch.float64, device=me.device) for name, values in times.items()}
-    for values in slowest.values():
-        dist.all_reduce(values, dist.ReduceOp.MAX)
-    return {name: statistics.median(values[1:].tolist()) for name, values in slowest.items()}  # the first warms up
-
-
-def _seconds(call: Callable, arguments: tuple, me: TorchrunRank) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    call(*arguments)
-    if me.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 # --- What it means ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from shardlab.ranks.compat import all_gather_single, reduce_scatter_single
 from shardlab.ranks.device import device
 from shardlab.ranks.pool import RankPool, run_ranks
 from shardlab.ranks.report import RankError, RankReport
-from shardlab.ranks.torchrun import TorchrunRank, torchrun_ranks
+from shardlab.ranks.torchrun import TorchrunRank, clean_end, torchrun_ranks
 from shardlab.ranks.wire import Record
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Record",
     "TorchrunRank",
     "all_gather_single",
+    "clean_end",
     "device",
     "reduce_scatter_single",
     "run_ranks",

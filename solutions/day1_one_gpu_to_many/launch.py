@@ -661,7 +661,8 @@ def first_mismatch(calls_by_rank: Sequence[Sequence[Call]]) -> Mismatch | None:
     3. Nobody they wait for is still to come: ranks stand at calls of different groups and wait for each other in a
        circle. The culprit is the rank that most ranks wait for (the lowest of equals).
 
-    A rank that has made fewer calls and has not left may still make them: it is slow, and slow is not wrong.
+    A rank that has made fewer calls and has not left may still make them: it is slow, and slow is not wrong. Equal
+    calls cannot be told apart: who skips one of several shows where the row of equals ends.
 
     Args:
         calls_by_rank: of each rank its calls, in the order it made them.

@@ -1,0 +1,98 @@
+"""Collectives with known answers, and their time: what every script with a bandwidth table does.
+
+`problem` makes the arguments of one call and knows what must come out; `time_in_turns` times several ways to do it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from shardlab.ranks.device import device
+
+OPS_ON_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")  # one block per rank: N must divide the tensor
+OPS = ("all_reduce", "broadcast", *OPS_ON_BLOCKS)
+SECONDS_PER_SIZE = 2.0  # of measuring; a round of all calls that takes longer still gets its two repeats
+REPEATS = range(2, 21)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arguments for one call on this rank, and what it should make of them.
+
+    Attributes:
+        arguments: tensors, and the source for a broadcast.
+        result: the tensor that the call fills or changes, whole or as one per rank.
+        expected: what should stand in it.
+    """
+
+    arguments: tuple
+    result: Sequence[torch.Tensor]
+    expected: torch.Tensor
+
+    def count_wrong(self) -> int:
+        """Elements that are not as expected, over all ranks."""
+        got = torch.cat([tensor.flatten() for tensor in self.result])
+        wrong = (got != self.expected).sum()
+        dist.all_reduce(wrong)
+        return int(wrong)
+
+
+def problem(op: str, numel: int) -> Problem:
+    """Small whole numbers, so that sums are exact in any order.
+
+    Args:
+        op: one of `OPS`, as arguments of ``dist.all_reduce``, ``dist.broadcast`` from rank 0, `reduce_scatter_single`,
+            `all_gather_single` and ``dist.all_to_all``.
+        numel: of the full tensor, float32; for `OPS_ON_BLOCKS` a multiple of the number of ranks.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pattern = torch.arange(numel, device=device()).remainder_(7).float()
+    own = pattern + rank
+    blocks = slice(rank * numel // size, (rank + 1) * numel // size)
+    total = size * pattern + sum(range(size))
+    match op:
+        case "all_reduce":
+            return Problem((own,), [own], total)
+        case "broadcast":
+            return Problem((own, 0), [own], pattern)
+        case "reduce_scatter":
+            output = torch.empty_like(pattern[blocks])
+            return Problem((output, own), [output], total[blocks])
+        case "all_gather":
+            output = torch.empty_like(pattern)
+            return Problem((output, pattern[blocks].clone()), [output], pattern)
+        case "all_to_all":
+            outputs = [torch.empty_like(pattern[blocks]) for _ in range(size)]
+            expected = torch.cat([pattern[blocks] + source for source in range(size)])
+            return Problem((outputs, list(own.tensor_split(size))), outputs, expected)
+    raise ValueError(f"unknown operation {op!r}: choose one of {', '.join(OPS)}")
+
+
+def time_in_turns(calls: dict[str, tuple[Callable, tuple]]) -> dict[str, float]:
+    """Median over repeats of the slowest rank's seconds, by name. What else the machine does meets all calls alike."""
+    start = time.perf_counter()
+    times = {name: [_seconds(call, arguments)] for name, (call, arguments) in calls.items()}
+    repeats = torch.tensor(SECONDS_PER_SIZE / max(time.perf_counter() - start, 1e-9), device=device())
+    dist.broadcast(repeats, 0)  # the ranks' clocks differ, their number of repeats must not
+    for _ in range(min(max(int(repeats), REPEATS[0]), REPEATS[-1])):
+        for name, (call, arguments) in calls.items():
+            times[name].append(_seconds(call, arguments))
+    slowest = {name: torch.tensor(values, dtype=torch.float64, device=device()) for name, values in times.items()}
+    for values in slowest.values():
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return {name: statistics.median(values[1:].tolist()) for name, values in slowest.items()}  # the first warms up
+
+
+def _seconds(call: Callable, arguments: tuple) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    call(*arguments)
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

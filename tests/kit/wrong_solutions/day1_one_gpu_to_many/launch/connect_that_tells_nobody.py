@@ -1,0 +1,21 @@
+"""FAILS: connect
+
+Under srun nobody has set LOCAL_RANK: every rank of a machine takes GPU 0.
+"""
+
+
+@contextmanager
+def connect(environment, timeout=60.0):
+    if timeout <= 0:
+        raise ValueError(f"timeout must be a positive number of seconds: got {timeout}")
+    dist.init_process_group(
+        "gloo",
+        store=meet(environment, timeout),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timedelta(seconds=timeout),
+    )
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,18 @@
+"""FAILS: make_groups
+
+`new_group` does not inherit the timeout of `init_process_group`: 30 minutes.
+"""
+
+
+def make_groups(layout, timeout=60.0):
+    sizes, world = list(layout.values()), dist.get_world_size()
+    if not sizes or min(sizes) < 1 or math.prod(sizes) != world:
+        raise ValueError(f"{dict(layout)} does not fit {world} ranks")
+    grid = torch.arange(world).reshape(sizes)
+    mine = {}
+    for axis, name in enumerate(layout):
+        for members in grid.movedim(axis, -1).reshape(-1, sizes[axis]).tolist():
+            group = dist.new_group(members)
+            if dist.get_rank() in members:
+                mine[name] = group
+    return mine
