@@ -60,7 +60,7 @@ def assert_calls(data: list[dict], expected: list[tuple[str, int, int]], what: s
 
 
 @exercise("3.1", "own_block", points=1)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_own_block(lab, seed, ranks):
     tensor = random(seed, 3 * ranks, 2, ranks)
     cases = [(0, 1), (2, 1), (-1, 1), (0, ranks), (0, 2 if ranks == 4 else 1)]
@@ -77,7 +77,7 @@ def test_own_block(lab, seed, ranks):
 
 
 @exercise("3.1", "own_block", points=1)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [4])
 def test_what_cannot_be_cut_equally_is_refused(lab, ranks):
     cases = [((2 * ranks + 1, ranks), 0, 1), ((ranks, 1), 1, 1), ((ranks - 1,), 0, 1), ((12, 12), 0, 3)]
     for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.refused_blocks, cases)):
@@ -94,7 +94,7 @@ def held_by(seed: int, ranks: int) -> list[list[Tensor]]:
 
 
 @exercise("3.1", "all_reduce", points=1)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_all_reduce_gives_a_new_tensor(lab, seed, ranks):
     own = held_by(seed, ranks)
     results = lab.on_ranks(ranks).run(drivers.combine, "all_reduce", [{}, {}], per_rank=own)
@@ -110,18 +110,17 @@ def test_all_reduce_gives_a_new_tensor(lab, seed, ranks):
 
 
 @exercise("3.1", "all_gather", points=1)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_all_gather_along_any_dimension(lab, seed, ranks):
-    own = held_by(seed, ranks)
-    for dims in ((0, 1), (-1, -2)):
-        results = lab.on_ranks(ranks).run(drivers.combine, "all_gather", [{"dim": dim} for dim in dims], per_rank=own)
-        for rank, result in enumerate(results):
-            for case, got in enumerate(result.value):
-                given = [of[case // 2].mT if case % 2 else of[case // 2] for of in own]
-                what = f"rank {rank} of {ranks}, shape {list(given[0].shape)}, dim {dims[case // 2]}"
-                assert_close(got["result"], torch.cat(given, dims[case // 2]), what)
-                full = given[0].nbytes * ranks
-                assert_calls(got["traffic"], [("all_gather", full, ranks)] if ranks > 1 else [], f"{what}: one call")
+    own, dims = [2 * held for held in held_by(seed, ranks)], (0, 1, -1, -2)
+    results = lab.on_ranks(ranks).run(drivers.combine, "all_gather", [{"dim": dim} for dim in dims], per_rank=own)
+    for rank, result in enumerate(results):
+        for case, got in enumerate(result.value):
+            given = [of[case // 2].mT if case % 2 else of[case // 2] for of in own]
+            what = f"rank {rank} of {ranks}, shape {list(given[0].shape)}, dim {dims[case // 2]}"
+            assert_close(got["result"], torch.cat(given, dims[case // 2]), what)
+            full = given[0].nbytes * ranks
+            assert_calls(got["traffic"], [("all_gather", full, ranks)] if ranks > 1 else [], f"{what}: one call")
 
 
 # --- Four functions and their mirrors ---------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ def mirrored(lab, seed: int, ranks: int, name: str, options: list[dict], shapes:
 
 
 @exercise("3.1", "copy_to_ranks", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_copy_is_the_identity_and_sums_gradients(lab, seed, ranks):
     shape = (5, 3)
     own, results = mirrored(lab, seed, ranks, "copy_to_ranks", [{}], [(shape, shape)])
@@ -164,7 +163,7 @@ def test_copy_is_the_identity_and_sums_gradients(lab, seed, ranks):
 
 
 @exercise("3.1", "reduce_from_ranks", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_reduce_sums_and_leaves_gradients(lab, seed, ranks):
     shape = (5, 3)
     own, results = mirrored(lab, seed, ranks, "reduce_from_ranks", [{}], [(shape, shape)])
@@ -184,7 +183,7 @@ def test_reduce_sums_and_leaves_gradients(lab, seed, ranks):
 
 
 @exercise("3.1", "gather_from_ranks", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_gather_joins_and_its_gradient_is_cut(lab, seed, ranks):
     options, shapes = [{}, {"dim": 0}, {"dim": 1}], []
     for dim in (-1, 0, 1):
@@ -206,7 +205,7 @@ def test_gather_joins_and_its_gradient_is_cut(lab, seed, ranks):
 
 
 @exercise("3.1", "scatter_to_ranks", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_scatter_cuts_and_its_gradient_is_joined(lab, seed, ranks):
     options, shapes = [{}, {"dim": 0}, {"dim": 1}], []
     for dim in (-1, 0, 1):
@@ -265,7 +264,7 @@ COLUMN_CASES = [{}, {"bias": False, "copy_input": False}, {"gather_output": True
 
 
 @exercise("3.1", "ColumnParallelLinear", points=3)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_column_parallel(lab, seed, ranks):
     inputs, outputs = 23, 12 * ranks
     weight, bias, x = random(seed, outputs, inputs), random(seed + 1, outputs), random(seed + 2, 2, inputs)
@@ -340,7 +339,7 @@ ROW_CASES = [{}, {"bias": False}, {"scatter_input": True}]
 
 
 @exercise("3.1", "RowParallelLinear", points=4)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_row_parallel(lab, seed, ranks):
     inputs, outputs = 12 * ranks, 23
     weight, bias, x = random(seed, outputs, inputs), random(seed + 1, outputs), random(seed + 2, 2, inputs)
@@ -407,7 +406,7 @@ def test_a_vocabulary_that_cannot_be_cut(lab):
 
 
 @exercise("3.1", "VocabParallelEmbedding", points=3)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_embedding(lab, seed, ranks):
     vocab, hidden = 12, 40
     weight = random(seed, vocab, hidden)
@@ -486,7 +485,7 @@ def run_losses(lab, ranks: int, inputs: list[tuple[Tensor, Tensor]], cases: list
 
 
 @exercise("3.1", "vocab_parallel_cross_entropy", points=6)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_loss_and_gradient(lab, seed, ranks):
     vocab = 12
     inputs = [logits_and_targets(seed + index, vocab, case) for index, case in enumerate(LOSS_CASES)]
@@ -513,26 +512,25 @@ def test_loss_and_gradient(lab, seed, ranks):
 
 
 @exercise("3.1", "vocab_parallel_cross_entropy", points=4)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_traffic_of_the_loss_does_not_depend_on_the_vocabulary(lab, seed, ranks):
-    tokens, cases = 15, [{}, {"label_smoothing": 0.1}]
-    for vocab in (8, 64):
-        inputs = [logits_and_targets(seed, vocab, {"dtype": torch.float32}) for _ in cases]
-        _, results = run_losses(lab, ranks, inputs, cases)
-        for rank, result in enumerate(results):
-            for case, got in zip(cases, result.value, strict=True):
-                numbers = 4 if case else 3
-                calls = calls_of(got["forward"])
-                what = f"rank {rank} of {ranks}, vocabulary {vocab}, {tokens} tokens, {case or 'no smoothing'}"
-                assert sum(size for _, size, _ in calls) == (4 * numbers * tokens if ranks > 1 else 0), (
-                    f"{what}: {numbers} float32 numbers per token travel (largest logit, sum of exponentials, the "
-                    f"target's logit{', sum of logits' if case else ''}), got the calls {calls}. The logits themselves "
-                    "never do"
-                )
-                assert [op for op, _, _ in calls] == ["all_reduce"] * (2 if ranks > 1 else 0), (
-                    f"{what}: one all-reduce of maxima, one of all sums: got {calls}"
-                )
-                assert_calls(got["backward"], [], f"{what}: a rank knows its part of the gradient. Backward")
+    tokens, cases = 15, [{}, {"label_smoothing": 0.1}] * 2
+    vocabs = [8, 8, 64, 64]
+    inputs = [logits_and_targets(seed, vocab, {"dtype": torch.float32}) for vocab in vocabs]
+    _, results = run_losses(lab, ranks, inputs, cases)
+    for rank, result in enumerate(results):
+        for vocab, case, got in zip(vocabs, cases, result.value, strict=True):
+            numbers = 4 if case else 3
+            calls = calls_of(got["forward"])
+            what = f"rank {rank} of {ranks}, vocabulary {vocab}, {tokens} tokens, {case or 'no smoothing'}"
+            assert sum(size for _, size, _ in calls) == (4 * numbers * tokens if ranks > 1 else 0), (
+                f"{what}: {numbers} float32 numbers per token travel (largest logit, sum of exponentials, the target's "
+                f"logit{', sum of logits' if case else ''}), got the calls {calls}. The logits themselves never do"
+            )
+            assert [op for op, _, _ in calls] == ["all_reduce"] * (2 if ranks > 1 else 0), (
+                f"{what}: one all-reduce of maxima, one of all sums: got {calls}"
+            )
+            assert_calls(got["backward"], [], f"{what}: a rank knows its part of the gradient. Backward")
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------
@@ -676,7 +674,7 @@ def test_attention(lab, seed, ranks, heads, kv_heads):
 
 
 @exercise("3.1", "ParallelMLP", points=3)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_mlp(lab, seed, ranks):
     config = config_of()
     x, upstream = (random(seed + i, 2, 3, config.hidden, dtype=torch.float32) for i in (1, 2))
@@ -769,8 +767,9 @@ def test_trains_like_the_dense_model(lab, seed, ranks, config):
 
 
 @exercise("3.1", "shard_transformer", points=3)
-@pytest.mark.parametrize(("ranks", "config"), CASES.values(), ids=CASES)
-def test_memory_and_traffic_of_the_model(lab, seed, ranks, config):
+@pytest.mark.parametrize("case", ["alone", "odd", "few kv heads"])
+def test_memory_and_traffic_of_the_model(lab, seed, case):
+    ranks, config = CASES[case]
     tokens = tokens_of(seed, config)
     own = {
         name: own_part(name, parameter.detach(), config, 0, ranks).nbytes
@@ -850,7 +849,7 @@ def test_a_model_that_cannot_be_shared_out_is_refused(lab):
 
 
 @exercise("3.1", "shard_state_dict", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [4])
 def test_the_dense_state_is_cut(lab, ranks):
     configs = [config_of(8, 2), config_of(4, 4, tied=False)]
     for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.exchange_states, configs)):
@@ -866,7 +865,7 @@ def test_the_dense_state_is_cut(lab, ranks):
 
 
 @exercise("3.1", "full_state_dict", points=2)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_the_dense_state_is_joined(lab, ranks):
     configs = [config_of(8, 2), config_of(4, 1, tied=False)]
     for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.exchange_states, configs)):
