@@ -13,7 +13,7 @@ from shardlab.show.rank_zero import is_rank_zero
 from shardlab.show.results import usable_cores, write_results
 from shardlab.show.style import save_figure, use_style
 from shardlab.show.tables import table
-from shardlab.show.timeline import Span, Timeline
+from shardlab.show.timeline import Span, Timeline, save_timelines
 
 __all__ = [
     "CATEGORY_COLOURS",
@@ -25,6 +25,7 @@ __all__ = [
     "progress",
     "rank_colour",
     "save_figure",
+    "save_timelines",
     "table",
     "usable_cores",
     "use_style",

@@ -35,11 +35,26 @@ p {{ color: #555; max-width: 44rem; margin-left: 1rem; }}
 </style>
 </head>
 <body>
-{svg}
+{pictures}
 <p>{note}</p>
 </body>
 </html>
 """
+
+
+POINT_AT_A_BAR = "Rest the pointer on a bar to see what it is and how long it took."
+
+
+def save_timelines(
+    path: Path | str,
+    title: str,
+    timelines: list["Timeline"],
+    note: str = POINT_AT_A_BAR,
+    play_seconds: float | None = None,
+) -> Path:
+    """Write several timelines to one .html page, one below the other, atomically; they play together if they play."""
+    pictures = "\n".join(timeline.svg(play_seconds) for timeline in timelines)
+    return write_text(Path(path), PAGE.format(title=escape(title), pictures=pictures, note=escape(note)))
 
 
 class Timeline:
@@ -86,13 +101,20 @@ class Timeline:
         self.add_lane(lane)
         self.spans.append(Span(lane, start, end, label, category, detail))
 
-    def svg(self) -> str:
-        """The picture as a standalone SVG document, the same text for the same spans."""
-        return draw(self)
+    def svg(self, play_seconds: float | None = None) -> str:
+        """The picture as a standalone SVG document, the same text for the same spans.
 
-    def html(self, note: str = "Rest the pointer on a bar to see what it is and how long it took.") -> str:
+        Args:
+            play_seconds: let it play, over and over, from the first moment to the last in this time; None: it stands.
+
+        Raises:
+            ValueError: there is no span to draw, or no time to play in.
+        """
+        return draw(self, play_seconds)
+
+    def html(self, note: str = POINT_AT_A_BAR) -> str:
         """The picture as a standalone page with hover texts, and a note in plain words below it."""
-        return PAGE.format(title=escape(self.title), svg=self.svg(), note=escape(note))
+        return PAGE.format(title=escape(self.title), pictures=self.svg(), note=escape(note))
 
     def save(self, path: Path | str) -> Path:
         """Write the picture to a .svg file or the page to a .html file, atomically.

@@ -28,6 +28,14 @@ STYLE = """
 .timeline .bar { stroke: #fff; stroke-width: 1; }
 .timeline .bar:hover { stroke: #222; stroke-width: 2; }
 """  # every rule begins with .timeline: styles of an SVG inside a page hold for the whole page
+PLAY_STYLE = """
+.timeline .curtain { fill: #fff; opacity: 0.85; pointer-events: none; transform-box: fill-box;
+  transform-origin: right; animation: timeline-curtain linear infinite; }
+.timeline .hand { fill: #222; pointer-events: none; animation: timeline-hand linear infinite; }
+@keyframes timeline-curtain { 0% { transform: scaleX(1); } 80%, 100% { transform: scaleX(0); } }
+@keyframes timeline-hand { 0% { transform: none; } 80%, 100% { transform: translateX(var(--timeline-way)); } }
+@media print, (prefers-reduced-motion: reduce) { .timeline .curtain, .timeline .hand { display: none; } }
+"""  # what is named for all of a page, keyframes and a variable, is named after the timeline
 
 
 @dataclass(frozen=True)
@@ -44,14 +52,12 @@ class Scale:
         return self.left + share * (self.right - self.left)
 
 
-def draw(timeline: "Timeline") -> str:
-    """The timeline as a standalone SVG document.
-
-    Raises:
-        ValueError: there is no span to draw.
-    """
+def draw(timeline: "Timeline", play_seconds: float | None = None) -> str:
+    """The timeline as a standalone SVG document; see `Timeline.svg`."""
     if not timeline.spans:
         raise ValueError("the timeline has no span yet: add() some before drawing it")
+    if play_seconds is not None and not 0 < play_seconds < math.inf:
+        raise ValueError(f"play_seconds is the time that playing takes, above 0: got {play_seconds}")
     left = MARGIN + math.ceil(CHARACTER * max(len(lane) for lane in timeline.lanes)) + 10
     scale = Scale(
         begin=min(0.0, min(span.start for span in timeline.spans)),
@@ -73,6 +79,7 @@ def draw(timeline: "Timeline") -> str:
             *bands,
             *axis(scale, top, bottom, timeline.unit),
             *bars,
+            *([] if play_seconds is None else curtain(scale, top, bottom, play_seconds)),
             "</svg>",
         ]
     )
@@ -141,6 +148,17 @@ def bar(span: "Span", scale: Scale, y: int, timeline: "Timeline") -> str:
         f'<text class="label" x="{left + width / 2:.2f}" y="{y + BAR / 2 + 4:g}" style="fill:{ink}">'
         f"{escape(span.label)}</text>"
     )
+
+
+def curtain(scale: Scale, top: int, bottom: int, seconds: float) -> list[str]:
+    """What plays the picture: it hides the future, and a hand at its edge moves on. A fifth of the time it rests."""
+    way, height = scale.right - scale.left, bottom - top
+    place = f'y="{top}" height="{height}" x="{scale.left}"'
+    return [
+        f"<style>{PLAY_STYLE}</style>",
+        f'<rect class="curtain" {place} width="{way}" style="animation-duration:{seconds:g}s"/>',
+        f'<rect class="hand" {place} width="2" style="animation-duration:{seconds:g}s;--timeline-way:{way}px"/>',
+    ]
 
 
 def stack(spans: list["Span"]) -> list[list["Span"]]:

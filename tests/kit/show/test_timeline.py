@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from shardlab.show import Timeline
+from shardlab.show import Timeline, save_timelines
 from shardlab.show.timeline_svg import nice_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -121,3 +121,20 @@ def test_an_instant_is_drawn():
 )
 def test_ticks_are_round_numbers(begin, end, expected):
     assert nice_ticks(begin, end) == expected
+
+
+def test_a_timeline_plays_only_when_asked():
+    still, playing = two_lanes().svg(), two_lanes().svg(play_seconds=4)
+    assert bars(still) == bars(playing)
+    classes = [rectangle.get("class") for rectangle in ElementTree.fromstring(playing).iter(f"{SVG}rect")]
+    assert classes[-2:] == ["curtain", "hand"] and "animation-duration:4s" in playing
+    assert not re.search('class="(curtain|hand)"', still)
+    for seconds in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="play_seconds"):
+            two_lanes().svg(play_seconds=seconds)
+
+
+def test_several_timelines_share_a_page(tmp_path):
+    page = save_timelines(tmp_path / "both.html", "Both <ways>", [two_lanes(), two_lanes()], play_seconds=3).read_text()
+    assert page.count("<svg") == 2 and page.count('class="curtain"') == 2
+    assert "<title>Both &lt;ways&gt;</title>" in page
