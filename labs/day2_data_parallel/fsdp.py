@@ -81,6 +81,19 @@ def padded(tensor: Tensor, numel: int) -> Tensor:
     return F.pad(vector, (0, numel - vector.numel())) if vector.numel() < numel else vector
 
 
+def free_memory(tensor: Tensor) -> None:
+    """Give back the memory of ``tensor`` at once, whoever still holds the tensor or a view of it. Given.
+
+    Autograd holds what it has saved for backward, a communication thread the message it has just delivered.
+    """
+    tensor.untyped_storage().resize_(0)
+
+
+def give_memory(tensor: Tensor) -> None:
+    """Memory for a ``tensor`` that had none, and so for its views, with anything in it. Given."""
+    tensor.untyped_storage().resize_(tensor.nbytes)
+
+
 # --- One layer: the parameters that travel together -------------------------------------------------------------------
 
 Place = tuple[nn.Module, str]
@@ -126,27 +139,30 @@ class ShardedLayer:
         prefetch: int,
     ) -> None:
         originals = [module._parameters[name] for (module, name), *_ in places]
+        shapes = [parameter.shape for parameter in originals]
         self.places, self.originals = places, [weakref.ref(parameter) for parameter in originals]
         self.mesh, self.group, self.ranks, self.rank = mesh, mesh.get_group(), mesh.size(), mesh.get_local_rank()
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
         self.mixed_precision = mixed_precision
         self.home = torch.device("cpu") if offload else device()
         self.dtype = mixed_precision or (originals[0].dtype if originals else torch.float32)
-        self.chunks = [rows_per_rank(len(p), self.ranks) * p.shape[1:].numel() for p in originals]
+        self.shards = [self.shard(parameter) for parameter in originals]
+        self.register(self.shards)
+        del originals  # now the whole parameters are freed: there is room for what follows
+        self.chunks = [rows_per_rank(shape[0], self.ranks) * shape[1:].numel() for shape in shapes]
         self.whole = torch.empty(self.ranks * sum(self.chunks), dtype=self.dtype, device=device())
         self.rows = [part.view(self.ranks, -1) for part in self.whole.split([self.ranks * c for c in self.chunks])]
         self.full = [
-            nn.Parameter(rows.view(-1)[: p.numel()].view(p.shape).data, requires_grad=False)
-            for rows, p in zip(self.rows, originals, strict=True)
+            nn.Parameter(rows.view(-1)[: shape.numel()].view(shape).data, requires_grad=False)
+            for rows, shape in zip(self.rows, shapes, strict=True)
         ]
-        self.shards = [self.shard(parameter) for parameter in originals]
-        self.is_whole = True
+        free_memory(self.whole)
+        self.is_whole = False
         self.gathering: tuple[dist.Work, Tensor] | None = None
         self.unsent: list[Tensor | None] = [None] * len(places)
         self.reducing: Reduction | None = None
         self.synchronise = True
         self.schedule = Schedule([self])
-        self.reshard()
 
     def register(self, parameters: Sequence[nn.Parameter]) -> None:
         """Let the modules have these parameters, one for each of ``places``. Given."""
@@ -193,8 +209,7 @@ class ShardedLayer:
 
         Hints:
             1. From [N, piece] into every parameter's [N, chunk]: one call, ``torch.split_with_sizes_copy(..., out=)``.
-            2. ``tensor.untyped_storage().resize_(bytes)`` gives a tensor its memory back, and takes it away.
-            3. When may the memory of what was gathered go? Two layers with room for one is one too many.
+            2. `give_memory`, before. When may the memory of what was gathered go? `free_memory`.
         """
         raise NotAttempted("2.3 ShardedLayer.unshard")
 
@@ -202,7 +217,7 @@ class ShardedLayer:
         """Register the shards again and free the memory of the full parameters. Does nothing if it is sharded.
 
         Hints:
-            1. Autograd holds on to the full parameters, so deleting them frees nothing. Who owns the memory?
+            1. Autograd holds on to the full parameters, so deleting them frees nothing: `free_memory`.
         """
         raise NotAttempted("2.3 ShardedLayer.reshard")
 
@@ -252,7 +267,7 @@ class ShardedLayer:
 
         Hints:
             1. The sum is there. Who divides, and is it cheaper before the message or after it?
-            2. Padding is at the end of each parameter's chunk, and must not get into a gradient.
+            2. `free_memory` of what was sent. Padding, at the end of each chunk, must not get into a gradient.
             3. Add to ``shard.grad.to_local()``: adding DTensors takes ten times as long.
         """
         raise NotAttempted("2.3 ShardedLayer.finish_reduction")
@@ -391,6 +406,10 @@ class Schedule:
     def start(self, layer: ShardedLayer) -> list[ShardedLayer]:
         """Note that ``layer`` begins; the layers that came after it in the forward before, in order."""
         if layer is self.layers[-1]:
+            if self.backward != NO_BACKWARD:
+                raise RuntimeError(
+                    "an error ended an earlier backward halfway, between gradients: build the model anew"
+                )
             self.before, self.started, self.finished = self.started, [], []
         position = len(self.started)
         self.started.append(layer)
@@ -438,8 +457,9 @@ class Schedule:
         """Free what was gathered ahead and not needed after all: this time the layers came in another order."""
         for layer in self.layers:
             if layer.gathering is not None:
-                work, _ = layer.gathering
+                work, gathered = layer.gathering
                 work.wait()
+                free_memory(gathered)
                 layer.gathering = None
 
 
