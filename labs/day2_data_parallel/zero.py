@@ -44,6 +44,8 @@ from torch.utils._pytree import tree_leaves
 from shardlab import NotAttempted
 from shardlab.ranks import all_gather_single, reduce_scatter_single
 
+HAVE_A_FUSED_UPDATE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # on CPU and CUDA alike
+
 # --- What does a rank own? --------------------------------------------------------------------------------------------
 
 
@@ -298,6 +300,8 @@ class ShardedOptimizer(Optimizer):
         """Check the input as any optimiser does; nothing is sent. Given."""
         if not callable(optimizer_class):
             raise ValueError(f"optimizer_class is a class such as torch.optim.AdamW, got {optimizer_class!r}")
+        if optimizer_class in HAVE_A_FUSED_UPDATE and "foreach" not in defaults:
+            defaults = {"fused": True, **defaults}  # one pass over the memory in place of ten
         super().__init__(params, defaults)
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         if not any(parameter.requires_grad for parameter in everything):
@@ -488,8 +492,8 @@ class ShardedOptimizer(Optimizer):
             ValueError: the state belongs to other parameters.
 
         Hints:
-            1. A state of the parameter's shape is cut like the parameter; anything else is taken over as it is.
-            2. ``self.inner.state[piece.value]`` is a dict like that of any optimiser.
+            1. A state of the parameter's shape is cut like the parameter (`_cut`); scalars are taken over as they are.
+            2. ``self.inner.load_state_dict`` does the rest: it copies, and knows what torch's optimisers keep where.
         """
         raise NotAttempted("2.2 ShardedOptimizer.load_state_dict")
 
@@ -498,6 +502,10 @@ class ShardedOptimizer(Optimizer):
         self.inner.state.clear()
         if self._states:
             self._states.close()
+
+    def _pieces(self) -> Iterator[Piece]:
+        """In the order in which ``inner`` has them. Given."""
+        return (piece for bucket in self.buckets for piece in bucket.pieces)
 
     def _state_of(self, piece: Piece) -> dict[str, Any]:
         """States of a piece, on the CPU. Given."""
@@ -524,14 +532,12 @@ def _join(values: Sequence[Any], shape: torch.Size) -> Any:
 
 
 def _cut(value: Any, piece: Piece, shape: torch.Size) -> Any:
-    """A piece's part of a state of the whole parameter; a copy. Given."""
-    if not isinstance(value, Tensor):
+    """A piece's part of a state of the whole parameter; scalars as they are. Given."""
+    if not isinstance(value, Tensor) or (value.dim() == 0 and shape != value.shape):
         return value
-    if value.dim() == 0 and shape != value.shape:
-        return value.clone()
     if value.shape != shape:
         raise ValueError(f"a state of shape {list(value.shape)} for a parameter of shape {list(shape)}")
-    return value.flatten()[piece.start : piece.stop].to(piece.value.device, copy=True)
+    return value.flatten()[piece.start : piece.stop]
 
 
 def _pinned(tensor: Tensor) -> Tensor:

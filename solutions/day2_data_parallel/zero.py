@@ -43,6 +43,8 @@ from torch.utils._pytree import tree_leaves
 
 from shardlab.ranks import all_gather_single, reduce_scatter_single
 
+HAVE_A_FUSED_UPDATE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # on CPU and CUDA alike
+
 # --- What does a rank own? --------------------------------------------------------------------------------------------
 
 
@@ -192,6 +194,7 @@ class Bucket:
         """Wait for the reduce-scatter, free what was collected, add what arrived to ``gradient``."""
         # BEGIN SOLUTION
         self._reducing.wait()
+        self._collected.untyped_storage().resize_(0)  # now, not whenever gloo's thread lets go of it
         self.gradient = self._arriving if self.gradient is None else self.gradient.add_(self._arriving)
         self._collected = self._arriving = self._reducing = None
         # END SOLUTION
@@ -359,6 +362,8 @@ class ShardedOptimizer(Optimizer):
         """Check the input as any optimiser does; nothing is sent. Given."""
         if not callable(optimizer_class):
             raise ValueError(f"optimizer_class is a class such as torch.optim.AdamW, got {optimizer_class!r}")
+        if optimizer_class in HAVE_A_FUSED_UPDATE and "foreach" not in defaults:
+            defaults = {"fused": True, **defaults}  # one pass over the memory in place of ten
         super().__init__(params, defaults)
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         if not any(parameter.requires_grad for parameter in everything):
@@ -617,30 +622,29 @@ class ShardedOptimizer(Optimizer):
             ValueError: the state belongs to other parameters.
 
         Hints:
-            1. A state of the parameter's shape is cut like the parameter; anything else is taken over as it is.
-            2. ``self.inner.state[piece.value]`` is a dict like that of any optimiser.
+            1. A state of the parameter's shape is cut like the parameter (`_cut`); scalars are taken over as they are.
+            2. ``self.inner.load_state_dict`` does the rest: it copies, and knows what torch's optimisers keep where.
         """
         # BEGIN SOLUTION
-        own, theirs = [group["params"] for group in self.param_groups], state_dict["param_groups"]
-        if [len(params) for params in own] != [len(group["params"]) for group in theirs]:
-            raise ValueError(
-                f"the state has parameter groups of {[len(group['params']) for group in theirs]} parameters, "
-                f"this optimiser of {[len(params) for params in own]}"
-            )
-        taken = {
-            piece: {
-                name: _cut(value, piece, self._shapes[piece.parameter])
-                for name, value in state_dict["state"].get(self._numbers[piece.parameter], {}).items()
-            }
-            for bucket in self.buckets
-            for piece in bucket.pieces
+        groups = state_dict["param_groups"]
+        own, theirs = ([len(group["params"]) for group in each] for each in (self.param_groups, groups))
+        if own != theirs:
+            raise ValueError(f"the state has parameter groups of {theirs} parameters, this optimiser of {own}")
+        whole = [state_dict["state"].get(self._numbers[piece.parameter], {}) for piece in self._pieces()]
+        state = {
+            number: {name: _cut(value, piece, self._shapes[piece.parameter]) for name, value in whole[number].items()}
+            for number, piece in enumerate(self._pieces())
         }
-        for group, other in zip(self.param_groups, theirs, strict=True):
-            group.update(hyperparameters(other))
-        for piece, state in taken.items():
-            self.inner.state[piece.value] = state
-            if self._states:
-                self._states.keep(piece, state)
+        inner = self.inner.state_dict()["param_groups"]
+        groups = [
+            {**hyperparameters(group), "params": each["params"]} for group, each in zip(groups, inner, strict=True)
+        ]
+        self.inner.load_state_dict({"state": state, "param_groups": groups})
+        for group, each in zip(self.param_groups, groups, strict=True):
+            group.update(hyperparameters(each))
+        if self._states:
+            for piece in self._pieces():
+                self._states.keep(piece, self.inner.state[piece.value])
         self._consolidated = None
         # END SOLUTION
 
@@ -649,6 +653,10 @@ class ShardedOptimizer(Optimizer):
         self.inner.state.clear()
         if self._states:
             self._states.close()
+
+    def _pieces(self) -> Iterator[Piece]:
+        """In the order in which ``inner`` has them. Given."""
+        return (piece for bucket in self.buckets for piece in bucket.pieces)
 
     def _state_of(self, piece: Piece) -> dict[str, Any]:
         """States of a piece, on the CPU. Given."""
@@ -675,14 +683,12 @@ def _join(values: Sequence[Any], shape: torch.Size) -> Any:
 
 
 def _cut(value: Any, piece: Piece, shape: torch.Size) -> Any:
-    """A piece's part of a state of the whole parameter; a copy. Given."""
-    if not isinstance(value, Tensor):
+    """A piece's part of a state of the whole parameter; scalars as they are. Given."""
+    if not isinstance(value, Tensor) or (value.dim() == 0 and shape != value.shape):
         return value
-    if value.dim() == 0 and shape != value.shape:
-        return value.clone()
     if value.shape != shape:
         raise ValueError(f"a state of shape {list(value.shape)} for a parameter of shape {list(shape)}")
-    return value.flatten()[piece.start : piece.stop].to(piece.value.device, copy=True)
+    return value.flatten()[piece.start : piece.stop]
 
 
 def _pinned(tensor: Tensor) -> Tensor:
