@@ -7,13 +7,13 @@ well. Then a choice is no matter of taste any more: the fastest strategy that fi
 
 Work from top to bottom: what to expect, what is there, what more ranks brought, which strategy to take. At the end of
 the file stands what is given: `ModelBytes`, `Gpu`, `Observation`, `Measurement`, `ScalingRow`, `Choice`, `zero_stage`,
-`share`, `advice`, `in_gib` and `in_ms`.
+`share`, `advice`, `in_units` and `in_ms`.
 
 A strategy to measure is a function without arguments that sets everything up on this rank and returns its training
 step, a `Step`. `strategies_data_parallel_workshop.py`, beside this file, has yours of this day and those of torch and
 DeepSpeed.
 
-Units: bytes and seconds are plain numbers. Memory is shown in GiB (2**30 bytes), links in GB/s (10**9 bytes/s).
+Units: bytes and seconds are plain numbers. Memory is shown in MiB and GiB (2**20 and 2**30 bytes), links in GB/s (10**9 bytes/s).
 
 Sources:
     Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter models", arXiv:1910.02054,
@@ -146,7 +146,7 @@ def observe_step(build: Callable[[], Step], batch: Tensor) -> tuple[Step, Observ
     Hints:
         1. `PeakMemory` knows only tensors that it has seen: where must it begin? What does `reset_peak` do?
         2. `Traffic` around the one step. ``sent_bytes`` is by the ring, whatever the backend does.
-        3. ``loss.item()`` waits for a GPU, and a loss that is kept keeps its graph: ``detach`` now, ``item`` at the end.
+        3. ``loss.item()`` waits for a GPU, a loss that is kept keeps its graph: ``detach`` now, ``item`` at the end.
     """
     raise NotAttempted("2.4 observe_step")
 
@@ -253,8 +253,8 @@ def recommend(model_bytes: ModelBytes, gpu: Gpu, ranks: int, bandwidth: float) -
     Returns:
         The strategy, and a reason in which stands
 
-        - of every strategy that does not fit: its name, what it needs and what there is (`in_gib`);
-        - of the choice: its name, what it needs and what there is; what a step sends (`in_gib`); how long it computes
+        - of every strategy that does not fit: its name, what it needs and what there is (`in_units`);
+        - of the choice: its name, what it needs and what there is; what a step sends (`in_units`); how long it computes
           and how long it sends (`in_ms`); the speed-up with one decimal, such as "3.2x";
         - if it is a single GPU though there are more ranks: the fastest of the others and its speed-up.
 
@@ -400,14 +400,15 @@ def advice(model_bytes: ModelBytes, gpu: Gpu) -> str:
     stays = expected_memory("ZeRO-3", model_bytes, 1)
     stays -= model_bytes.parameters + model_bytes.gradients + model_bytes.optimizer
     return (
-        f"It fits on no number of ranks: activations and the layers at work take {in_gib(stays)} on each. Recompute "
+        f"It fits on no number of ranks: activations and the layers at work take {in_units(stays)} on each. Recompute "
         "activations, take fewer rows, or split the layers (day 3)."
     )
 
 
-def in_gib(num_bytes: float) -> str:
-    """``in_gib(3 * 2**29) == "1.5 GiB"``."""
-    return f"{num_bytes / 2**30:,.1f} GiB"
+def in_units(num_bytes: float) -> str:
+    """``in_units(3 * 2**29) == "1.5 GiB"``, and in MiB what is less than one GiB."""
+    unit, size = ("GiB", 2**30) if num_bytes >= 2**30 else ("MiB", 2**20)
+    return f"{num_bytes / size:,.1f} {unit}"
 
 
 def in_ms(seconds: float) -> str:

@@ -9,9 +9,11 @@ too stand in `labs/tour_strategies.py`, the others here. `contenders` says which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,9 +22,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from labs import tour_strategies
-from labs.day2_data_parallel.data_parallel_workshop import ModelBytes
+from labs.day2_data_parallel.data_parallel_workshop import Measurement, ModelBytes, measure_strategy
 from labs.day2_data_parallel.zero import deepspeed_config
+from shardlab import NotAttempted
 from shardlab.models import Transformer, TransformerConfig, next_token_loss
+from shardlab.observe import modelled_link
+from shardlab.ranks import device
 from shardlab.tour import Job
 
 IMPLEMENTATIONS = ("mine", "torch", "deepspeed")
@@ -94,6 +99,35 @@ def contenders(impls: Sequence[str]) -> list[Contender]:
     """Those of these implementations that can run here."""
     missing = {"deepspeed"} if find_spec("deepspeed") is None else set()
     return [contender for contender in CONTENDERS if contender.impl in set(impls) - missing]
+
+
+def measure_contenders(
+    impls: Sequence[str], job: Job, steps: int, link: float | None, progress: Path
+) -> list[tuple[str, Measurement]]:
+    """On every rank: measure each strategy on the same batch; those whose lesson is not written yet are left out.
+
+    Args:
+        steps: to time, of each kind.
+        link: bytes/s of a modelled link under all messages; None: as it is.
+        progress: a file that gets a byte for each strategy, from rank 0.
+    """
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(job.seed)  # which tokens does not matter to bytes and times
+    batch = torch.randint(job.config.vocab, (job.rows, job.config.sequence), generator=generator).to(device())
+    results = []
+    for contender in contenders(impls):
+        try:
+            with modelled_link(link) if link else nullcontext():
+                results.append((contender.name, measure_strategy(partial(contender.build, job), batch, steps)))
+        except NotAttempted as missing:
+            if missing.exercise.startswith("2.4"):
+                raise
+            if dist.get_rank() == 0:
+                print(f"{contender.name} is left out: exercise {missing.exercise} is not attempted yet")
+        if dist.get_rank() == 0:
+            with progress.open("ab") as file:
+                file.write(b".")
+    return results
 
 
 def model_bytes(config: TransformerConfig, activations: int) -> ModelBytes:

@@ -408,8 +408,8 @@ def test_the_recommendation_flips_where_traffic_says(lab):
         )
 
 
-def in_gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:,.1f} GiB"
+def in_units(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:,.1f} MiB"
 
 
 @exercise("2.4", "recommend", points=3)
@@ -428,11 +428,11 @@ def test_the_recommendation_explains_itself(lab):
     )
     enough = next(n for n in range(1, 1000) if memory("ZeRO-3", MODEL, n) <= 12 * GIB)
     said = {
-        "ZeRO-2, for memory": (split, ["ZeRO-2", in_gib(room), "ZeRO-1", "DDP", CARD]),
-        "ZeRO-2, what the simpler ones need": (split, [in_gib(memory(s, MODEL, ranks)) for s in ("DDP", "ZeRO-1")]),
-        "ZeRO-2, its time": (split, [in_gib(traffic("ZeRO-2", MODEL, ranks)), "500.0 ms", "1,250.0 ms", "3.2x"]),
-        "a single GPU, for a slow link": (alone, ["single GPU", in_gib(memory("DDP", MODEL, 1)), "DDP", "0.5x"]),
-        "nothing fits": (nothing, [*(in_gib(memory(s, MODEL, ranks)) for s in STRATEGIES[1:]), f"{enough} ranks"]),
+        "ZeRO-2, for memory": (split, ["ZeRO-2", in_units(room), "ZeRO-1", "DDP", CARD]),
+        "ZeRO-2, what the simpler ones need": (split, [in_units(memory(s, MODEL, ranks)) for s in ("DDP", "ZeRO-1")]),
+        "ZeRO-2, its time": (split, [in_units(traffic("ZeRO-2", MODEL, ranks)), "500.0 ms", "1,250.0 ms", "3.2x"]),
+        "a single GPU, for a slow link": (alone, ["single GPU", in_units(memory("DDP", MODEL, 1)), "DDP", "0.5x"]),
+        "nothing fits": (nothing, [*(in_units(memory(s, MODEL, ranks)) for s in STRATEGIES[1:]), f"{enough} ranks"]),
         "nothing ever fits": (never, ["no number of ranks", "5.0 GiB", "4.0 GiB"]),
     }
     for what, (choice, words) in said.items():
