@@ -3,20 +3,21 @@
 A ladder. The first rung trains a small Llama on real text the way a first version does: all attention scores in memory,
 float32, one sequence at a time. Each further rung changes one thing and is measured: seconds per step, tokens/s, peak
 bytes of tensors, and the losses, which must stay those of the first rung (relative tolerance 1e-4 in float32, 2e-2
-in 16 bits; a curve that drifts: exit code 1). A rung that is faster is kept (a star), and the next one builds on the
-fastest so far; one that is slower stays in the table. `ladder_single_gpu.py` beside this file has the rungs.
+in 16 bits; a curve that drifts: exit code 1). A rung that is 3 % faster is kept (a star), and the next one
+builds on it; one that is not stays in the table. `ladder_single_gpu.py` beside this file has the rungs.
 
 What to expect is different on every machine, and that is the point of measuring. Attention without stored scores wins
 everywhere, because it saves memory traffic. bfloat16 wins where the processor has units for it; on a CPU without (no
 AMX, no AVX512-BF16) its products are many times slower, which is measured first, and the rung is skipped with the
-number. torch.compile needs a C++ compiler on a CPU, and some 10 to 30 s the first time. A checkpoint of each block is
-there for memory: it costs a second forward, about a third of the arithmetic, and is never the fastest.
+number. torch.compile takes a while the first time; on a CPU it needs a C++ compiler too, 15 to 60 s of it, so there
+it has to be asked for. A checkpoint of each block is there for memory: it costs a second forward, about a third of the
+arithmetic, and is never the fastest.
 
-Tier 1, a laptop CPU (one core; 25 to 60 s, 10 s of it without --no-compile for the compiler). Seen on two busy cores of
-an AMD EPYC without AVX512: 3.5 times faster at the end, almost all of it from attention.
+Tier 1, a laptop CPU (one core of it; LAPTOP_TIME). Seen on an AMD EPYC without AVX512: LAPTOP_GAIN times faster at
+the end, almost all of it from attention.
 
-    python labs/day1_one_gpu_to_many/run_single_gpu.py
-    python labs/day1_one_gpu_to_many/run_single_gpu.py --impl torch --no-compile
+    python labs/day1_one_gpu_to_many/run_single_gpu.py --compile
+    python labs/day1_one_gpu_to_many/run_single_gpu.py --impl torch
     torchrun --standalone --nproc-per-node 4 labs/day1_one_gpu_to_many/run_single_gpu.py
 
 Under torchrun rank 0 climbs alone and the others wait for its verdict: the lesson is about one device, and ranks that
@@ -46,6 +47,7 @@ import torch
 import torch.distributed as dist
 
 from labs.day1_one_gpu_to_many.ladder_single_gpu import (
+    COMPILE_ON,
     PATIENCE,
     SIZE_ON,
     TOLERANCE,
@@ -80,9 +82,9 @@ DEADLINE = 900.0  # seconds that the other ranks wait for rank 0
 def climb_and_tell(size: Size, chosen: argparse.Namespace, device: torch.device) -> list[Result]:
     """All rungs of the implementations chosen, with a bar."""
     impls = {"any", *chosen.impl}
-    rungs = [
-        rung for rung in all_rungs(size) if rung.impl in impls and (chosen.compile or "compiled" not in rung.change)
-    ]
+    rungs = [rung for rung in all_rungs(size) if rung.impl in impls]
+    if not (COMPILE_ON[device.type] if chosen.compile is None else chosen.compile):
+        rungs = [rung for rung in rungs if "compiled" not in rung.change]
     start = None if "mine" in impls else Recipe(accumulate=accumulate_with_torch)
     results = []
     with show.progress("climbing", len(rungs)) as advance:
@@ -92,17 +94,8 @@ def climb_and_tell(size: Size, chosen: argparse.Namespace, device: torch.device)
     return results
 
 
-def kept(results: Sequence[Result]) -> list[Result]:
-    """The rungs that were the fastest so far when they were measured: each builds on the one before."""
-    chain: list[Result] = []
-    for result in results:
-        if not result.skipped and result.is_right and (not chain or result.seconds < chain[-1].seconds):
-            chain.append(result)
-    return chain
-
-
 def print_table(results: Sequence[Result], size: Size, rate: float, device: torch.device) -> None:
-    first, chain = results[0], kept(results)
+    first = results[0]
     rows = []
     for result in results:
         if result.skipped:
@@ -110,7 +103,7 @@ def print_table(results: Sequence[Result], size: Size, rate: float, device: torc
             continue
         rows.append(
             [
-                result.name + (" *" if result in chain else ""),
+                result.name + (" *" if result.kept else ""),
                 result.built_on,
                 f"{1e3 * result.seconds:.1f}",
                 f"{result.tokens_per_second:,.0f}",
@@ -135,8 +128,8 @@ def draw(results: Sequence[Result]) -> None:
     import matplotlib.pyplot as plt
 
     show.use_style()
-    ran, chain = [result for result in results if not result.skipped], kept(results)
-    colours = [show.rank_colour(0) if result in chain else "#bbbbbb" for result in ran]
+    ran = [result for result in results if not result.skipped]
+    colours = [show.rank_colour(0) if result.kept else "#bbbbbb" for result in ran]
     names = [result.name for result in ran]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1 + 0.4 * len(ran)), sharey=True)
     for axes, values, unit in (
@@ -176,7 +169,7 @@ def run(size: Size, chosen: argparse.Namespace, device: torch.device) -> bool:
     """The whole of it, on one rank. Whether the loss curve stayed where it was."""
     rate = max(matmul_rate(precision, device) for precision in TOLERANCE)
     results = climb_and_tell(size, chosen, device)
-    first, last = results[0], kept(results)[-1]
+    first, last = results[0], [result for result in results if result.kept][-1]
     began, ended = time_in_turns(size, [first.recipe, last.recipe], device)
     rate = max(rate, *(matmul_rate(precision, device) for precision in TOLERANCE))
     print_table(results, size, rate, device)
