@@ -1,4 +1,4 @@
-"""FAILS: own_block, ColumnParallelLinear, ParallelAttention
+"""FAILS: own_block, ColumnParallelLinear, ParallelAttention, shard_state_dict
 
 Blocks dealt out round the ranks: a rank holds a key head that is not the one of its queries.
 """
