@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +19,9 @@ from labs.day2_data_parallel.ddp import DataParallel
 from labs.day2_data_parallel.fsdp import shard_module
 from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
 from labs.day3_model_parallel.pipeline import one_forward_one_backward, run_schedule, split_batch, transformer_pipeline
+from labs.day3_model_parallel.tensor_parallel import parallelize, shard_transformer, vocab_parallel_cross_entropy
 from shardlab.models import next_token_loss
+from shardlab.ranks import device
 from shardlab.tour import Job, Step, strategy
 
 
@@ -135,6 +138,43 @@ def fsdp_of_lesson_fsdp(job: Job) -> Step:
         shard_module(block)
     shard_module(model, reshard_after_forward=False)
     return data_parallel_step(model, job.optimizer(model.parameters()))
+
+
+@strategy("TP, DTensor, lesson 3.1", ranks=2, lesson="3.1")
+def tp_of_dtensor(job: Job) -> Step:
+    """Both ranks work on the whole batch, each with half of every matrix, as torch's DTensor splits them: two sums over
+    the ranks per block and direction. On two ranks: it cannot give one of the two key heads to two ranks."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    model = parallelize(job.model(), init_device_mesh(device().type, (dist.get_world_size(),)))
+    optimizer = job.optimizer(model.parameters())
+
+    def step(batch: Tensor) -> Tensor:
+        with loss_parallel():
+            loss = next_token_loss(model(batch), batch)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.full_tensor()
+
+    return step
+
+
+@strategy("TP, lesson 3.1", ranks=4, lesson="3.1")
+def tp_of_lesson_tensor_parallel(job: Job) -> Step:
+    """A quarter of every matrix on each rank, from hand-written layers. Four ranks share two key heads, and the loss is
+    computed from logits that never come together."""
+    model = shard_transformer(job.model())
+    optimizer = job.optimizer(model.parameters())
+
+    def step(batch: Tensor) -> Tensor:
+        loss = vocab_parallel_cross_entropy(model(batch)[:, :-1], batch[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
 
 
 @strategy("PP, lesson 3.2", ranks=4, lesson="3.2")
