@@ -15,6 +15,7 @@ SMALL = {  # options that keep a run to some seconds; a new lesson names its own
     "scaling_math": ["--model", "llama-1b", "--gpus", "8"],
     "collectives": ["--max-bytes", "64K"],
     "ddp": ["--impl", "mine", "torch", "accelerate", "--batch", "48", "--steps", "2", "--epochs", "1"],
+    "fsdp": ["--steps", "4", "--every", "2", "--compare-steps", "3", "--rows", "4", "--hidden", "64", "--layers", "1"],
 }
 READY = [pytest.param(lesson, id=lesson.slug) for lesson in lessons(ready=True)]
 SECONDS = 120
