@@ -32,7 +32,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -82,6 +82,7 @@ SLURM = Launcher(  # a shell inside `salloc` has SLURM_NTASKS too, but is no tas
 )
 LAUNCHERS = (TORCHRUN, OPEN_MPI, SLURM)
 
+LINGER_SECONDS = 5.0
 PORTS = range(10_000, 30_000)  # below those the kernel hands out for outgoing connections (Linux: from 32,768)
 
 # --- Who am I? --------------------------------------------------------------------------------------------------------
@@ -220,7 +221,8 @@ def meet(environment: Environment, timeout: float) -> Store:
     exchanges addresses through it. Nobody would say who did not come, so call the roll first: each rank leaves a key.
 
     Args:
-        environment: rank 0 opens the store, unless ``agent_has_store``.
+        environment: rank 0 opens the store, unless ``agent_has_store``. The store ends with rank 0; so when ranks are
+            missing, rank 0 stays until those who came know it too, for at most `LINGER_SECONDS`.
         timeout: seconds for all of it.
 
     Returns:
@@ -427,9 +429,10 @@ class Mismatch(NamedTuple):
 
     def __str__(self) -> str:
         verb = "" if self.call.op == EXIT else "called "
+        groups = self.call.ranks != self.expected.ranks
         return (
-            f"rank {self.rank} {verb}{in_words(self.call)} (after {self.index} calls), "
-            f"where {ranks_in_words(self.others)} called {in_words(self.expected)}"
+            f"rank {self.rank} {verb}{in_words(self.call, groups)} (after {self.index} calls), "
+            f"where {ranks_in_words(self.others)} called {in_words(self.expected, groups)}"
         )
 
 
@@ -604,9 +607,10 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 # --- Given: the detective's notes -------------------------------------------------------------------------------------
 
 
-def in_words(call: Call) -> str:
-    """What was called, and by which line."""
+def in_words(call: Call, group: bool = False) -> str:
+    """What was called, on request in which group, and by which line."""
     what = f"{call.op} {call.dtype}{list(call.shape)}".replace("none", "").removesuffix(" []")
+    what += f" in the group of {ranks_in_words(call.ranks)}" if group else ""
     return f"{'left the watched block' if call.op == EXIT else what} at {short_file(call.file)}:{call.line}"
 
 

@@ -266,10 +266,13 @@ def test_who_did_not_come_is_named(lab):
     for result in lab.on_ranks(2).run(drivers.meet_in_vain, port, 4, 1.0, per_rank=[0, 1]):
         error, seconds = result.value
         what = f"meet of 4 ranks at port {port}, of which two come: rank {result.rank}"
-        assert error.startswith("TimeoutError"), f"{what} must raise TimeoutError, got {error!r}"
+        assert error.startswith("TimeoutError"), (
+            f"{what} must raise TimeoutError, got {error!r}. Rank 0 came first and gives up first: the store has to "
+            "stay until the other one has been told."
+        )
         for words in ("2 of 4", f"127.0.0.1:{port}", "2, 3"):
             assert words in error, f"{what} raised {error!r}, which does not say {words!r}"
-        assert seconds < 8, f"{what} gave up after {seconds:.1f} s, with a timeout of 1 s"
+        assert seconds < 12, f"{what} gave up after {seconds:.1f} s, with a timeout of 1 s"
 
 
 @exercise("1.4", "meet", points=2)
