@@ -8,8 +8,8 @@
 3. What the model has learned: it writes.
 
 Tier 1, a laptop CPU (gloo; 44 s of processor time on 2 ranks, 70 s on 4, shared by the cores there are). Expect both
-implementations to have equal losses, memory and traffic, a loss that falls from 7 to 5, and a text with the sound of the
-Bible and no sense.
+implementations to have equal losses, memory and traffic, a loss that falls from 7 to 5, and a text with the sound of
+the Bible and no sense.
 
     python labs/day2_data_parallel/run_fsdp.py
     torchrun --standalone --nproc-per-node 4 labs/day2_data_parallel/run_fsdp.py
