@@ -269,6 +269,10 @@ class StateFile:
         """
         raise NotAttempted("2.2 StateFile.keep")
 
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk: what an update costs without the page cache. Given."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Let go of the file. Given."""
         self._slots.clear()
@@ -314,7 +318,7 @@ class ShardedOptimizer(Optimizer):
         """Make ``inner`` over the pieces of each parameter group's buckets, and hook the gradients. Given."""
         self.group = group
         self.buckets = [bucket for each in buckets for bucket in each if bucket.trained]
-        self._states = StateFile(offload.path) if offload and offload.device == "nvme" else None
+        self.state_file = StateFile(offload.path) if offload and offload.device == "nvme" else None
         if offload:
             for bucket in self.buckets:
                 for piece in bucket.pieces:
@@ -441,8 +445,8 @@ class ShardedOptimizer(Optimizer):
                 piece.value.grad = None
                 if piece.value.device != bucket.shard.device:
                     bucket.shard[piece.place].copy_(piece.value)
-                if self._states:
-                    self._states.keep(piece, self.inner.state[piece.value])
+                if self.state_file:
+                    self.state_file.keep(piece, self.inner.state[piece.value])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Throw all gradients away, whole and sharded. Given."""
@@ -500,8 +504,8 @@ class ShardedOptimizer(Optimizer):
     def close(self) -> None:
         """Let go of the states, and of the file they live in. Given."""
         self.inner.state.clear()
-        if self._states:
-            self._states.close()
+        if self.state_file:
+            self.state_file.close()
 
     def _pieces(self) -> Iterator[Piece]:
         """In the order in which ``inner`` has them. Given."""

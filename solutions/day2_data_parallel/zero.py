@@ -331,6 +331,10 @@ class StateFile:
             pages.madvise(mmap.MADV_DONTNEED)
         # END SOLUTION
 
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk: what an update costs without the page cache. Given."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Let go of the file. Given."""
         self._slots.clear()
@@ -376,7 +380,7 @@ class ShardedOptimizer(Optimizer):
         """Make ``inner`` over the pieces of each parameter group's buckets, and hook the gradients. Given."""
         self.group = group
         self.buckets = [bucket for each in buckets for bucket in each if bucket.trained]
-        self._states = StateFile(offload.path) if offload and offload.device == "nvme" else None
+        self.state_file = StateFile(offload.path) if offload and offload.device == "nvme" else None
         if offload:
             for bucket in self.buckets:
                 for piece in bucket.pieces:
@@ -531,7 +535,7 @@ class ShardedOptimizer(Optimizer):
         self._reduce()
         for own, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update(hyperparameters(own))
-        for buckets in [[bucket] for bucket in self.buckets] if self._states else [self.buckets]:
+        for buckets in [[bucket] for bucket in self.buckets] if self.state_file else [self.buckets]:
             self._hand_out_gradients(buckets)
             self.inner.step()
             self._take_back_values(buckets)
@@ -556,8 +560,8 @@ class ShardedOptimizer(Optimizer):
                 piece.value.grad = None
                 if piece.value.device != bucket.shard.device:
                     bucket.shard[piece.place].copy_(piece.value)
-                if self._states:
-                    self._states.keep(piece, self.inner.state[piece.value])
+                if self.state_file:
+                    self.state_file.keep(piece, self.inner.state[piece.value])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Throw all gradients away, whole and sharded. Given."""
@@ -642,17 +646,17 @@ class ShardedOptimizer(Optimizer):
         self.inner.load_state_dict({"state": state, "param_groups": groups})
         for group, each in zip(self.param_groups, groups, strict=True):
             group.update(hyperparameters(each))
-        if self._states:
+        if self.state_file:
             for piece in self._pieces():
-                self._states.keep(piece, self.inner.state[piece.value])
+                self.state_file.keep(piece, self.inner.state[piece.value])
         self._consolidated = None
         # END SOLUTION
 
     def close(self) -> None:
         """Let go of the states, and of the file they live in. Given."""
         self.inner.state.clear()
-        if self._states:
-            self._states.close()
+        if self.state_file:
+            self.state_file.close()
 
     def _pieces(self) -> Iterator[Piece]:
         """In the order in which ``inner`` has them. Given."""
