@@ -13,7 +13,7 @@ A strategy to measure is a function without arguments that sets everything up on
 step, a `Step`. `strategies_data_parallel_workshop.py`, beside this file, has yours of this day and those of torch and
 DeepSpeed.
 
-Units: bytes and seconds are plain numbers. Memory is shown in MiB and GiB (2**20 and 2**30 bytes), links in GB/s (10**9 bytes/s).
+Units: bytes and seconds are plain numbers. Memory is shown in GiB or MiB (2**30 or 2**20 bytes), links in GB/s (10**9).
 
 Sources:
     Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter models", arXiv:1910.02054,
@@ -169,7 +169,7 @@ def time_steps(step: Step, batch: Tensor, steps: int) -> tuple[list[float], list
 
 
 def measure_strategy(build: Callable[[], Step], batch: Tensor, steps: int) -> Measurement:
-    """Measure a strategy on all ranks of the default group. Call it on every rank.
+    """Measure a strategy on all ranks of the default group: `observe_step`, then `time_steps`. Call it on every rank.
 
     Memory and traffic are those of the rank that holds most and of the one that sends most. A step is over when the
     slowest rank is done with it: of each step the longest time over the ranks counts, and of these times the median.
@@ -188,7 +188,7 @@ def measure_strategy(build: Callable[[], Step], batch: Tensor, steps: int) -> Me
         ValueError: ``steps`` < 1, or ranks that do not divide the rows; before any communication.
 
     Hints:
-        1. `observe_step`, `time_steps`; ``dist.all_gather_object`` brings everybody's numbers to everybody.
+        1. ``dist.all_gather_object`` brings everybody's numbers to everybody.
         2. ``zip(*times)`` turns times by rank into times by step.
     """
     raise NotAttempted("2.4 measure_strategy")

@@ -252,16 +252,26 @@ def test_the_fullest_rank_counts_and_all_ranks_know(lab, seed, heavy):
     )
 
 
-@exercise("2.4", "measure_strategy", points=2)
+@exercise("2.4", "measure_strategy", points=3)
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_step_is_over_when_the_slowest_rank_is(lab, slow):
-    seconds = [0.15 if rank == slow else 0.0 for rank in range(2)]
-    for result in lab.on_ranks(2).run(drivers.measure_uneven_ranks, per_rank=seconds):
-        speed = result.value.tokens_per_second
-        assert 60 / 1.5 < speed <= 60 / 0.15, (
-            f"60 tokens in steps for which rank {slow} needs 0.15 s: {speed:.0f} tokens/s measured, 400 or a little "
-            "less is right. All tokens of the batch count once, and the slowest rank's time."
+    real = [[0.25, 0.5, 4.0], [1.0, 0.125, 0.125]]  # by step: 1, 0.5 and 4 s
+    free = [[0.25, 0.375, 1.0], [0.5, 0.125, 0.0625]]  # 0.5, 0.375 and 1 s: saves 1/2, 1/4 and 3/4
+    times = list(zip(real, free, strict=True)) if slow == 0 else list(zip(real, free, strict=True))[::-1]
+    for result in lab.on_ranks(2).run(drivers.measure_given_times, per_rank=times):
+        speed, communication = result.value.tokens_per_second, result.value.communication_share
+        where = f"60 tokens; real steps of {times[0][0]} s on rank 0 and {times[1][0]} s on rank 1"
+        assert speed == pytest.approx(60.0), (
+            f"{where}: {speed:g} tokens/s, expected 60. All tokens of the batch count once; a step takes as long as "
+            "its slowest rank, here 1, 0.5 and 4 s, and the median step counts."
         )
+        assert communication == pytest.approx(0.5), (
+            f"{where}; free ones of {times[0][1]} and {times[1][1]} s: a communication share of {communication:g}, "
+            "expected 0.5. The slowest ranks' pairs save 1/2, 1/4 and 3/4 of a step."
+        )
+    slower = [([0.5], [0.75])] * 2  # noise: without communication it took longer
+    share = lab.on_ranks(2).run(drivers.measure_given_times, per_rank=slower)[0].value.communication_share
+    assert share == 0, f"free messages that save nothing are a share of 0, got {share}"
 
 
 @exercise("2.4", "measure_strategy", points=4)
@@ -422,11 +432,11 @@ def test_the_recommendation_explains_itself(lab):
         [
             (MODEL, room, seconds, ranks, slow),
             (MODEL, 500 * GIB, seconds, ranks, traffic("DDP", MODEL, ranks) / (16 * seconds)),
-            (MODEL, 12 * GIB, seconds, ranks, FAST),
+            (MODEL, 11 * GIB, seconds, ranks, FAST),
             (MODEL, 4 * GIB, seconds, ranks, FAST),
         ],
     )
-    enough = next(n for n in range(1, 1000) if memory("ZeRO-3", MODEL, n) <= 12 * GIB)
+    enough = next(n for n in range(1, 1000) if memory("ZeRO-3", MODEL, n) <= 11 * GIB)
     said = {
         "ZeRO-2, for memory": (split, ["ZeRO-2", in_units(room), "ZeRO-1", "DDP", CARD]),
         "ZeRO-2, what the simpler ones need": (split, [in_units(memory(s, MODEL, ranks)) for s in ("DDP", "ZeRO-1")]),

@@ -1,4 +1,4 @@
-"""FAILS: observe_step
+"""FAILS: observe_step, measure_strategy
 
 Reports what theory says of DDP and measures nothing: right for one strategy, blind to what was planted.
 """
