@@ -8,8 +8,9 @@ Two questions, one table each:
    simulate it, and as it is measured on ranks whose stages wait instead of computing. (Ranks that share cores would
    measure the cores. So on a laptop the second table says more about pipelines, the first one about code.)
 
-Tier 1, a laptop CPU (2 cores, gloo; 10 to 30 s). Expect equal losses, about torch's time per step or less, and measured
-bubbles a little above the simulated ones: messages and a busy machine take their time too.
+Tier 1, a laptop CPU (2 cores, gloo; 4 ranks took 100 s while other work kept both cores busy). Expect equal losses,
+about torch's time per step or less, and measured bubbles above the simulated ones, most of all for many small
+micro-batches: each pays for its messages, and for whatever else the machine does.
 
     python labs/day3_model_parallel/run_pipeline.py
     torchrun --standalone --nproc-per-node 4 labs/day3_model_parallel/run_pipeline.py
