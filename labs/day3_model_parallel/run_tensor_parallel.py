@@ -9,9 +9,9 @@ Three questions, a table each:
 3. Why inside a node? The same step with its messages over a fast and over a slow link. The links are *modelled*: the
    real collective runs, then the link is busy for bytes / bandwidth. Below, the arithmetic for published hardware.
 
-Tier 1, a laptop CPU (2 cores, gloo; about half a minute on 4 ranks). Expect parameters of 1/N and equal losses. Time
-falls until the ranks outnumber the cores. More than one rank, and a link ten times slower, makes the step several times
-slower: nothing hides these messages.
+Tier 1, a laptop CPU (2 cores, gloo; 4 ranks take 70 s of CPU time in all). Expect parameters of 1/N and equal losses.
+Time falls until the ranks outnumber the cores. Each of 4 ranks sends 21 MB in a step: over a link of 20 MB/s it takes a
+second more, for nothing hides these messages.
 
     python labs/day3_model_parallel/run_tensor_parallel.py
     torchrun --standalone --nproc-per-node 4 labs/day3_model_parallel/run_tensor_parallel.py

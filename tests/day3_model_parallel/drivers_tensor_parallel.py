@@ -312,19 +312,17 @@ def train(
     """Train `shard_transformer` of `dense_model` with SGD on tokens [B, T], every rank with another global seed.
 
     Returns:
-        losses of the steps; held: bytes of parameters and buffers; logits: this rank's block, in the first step;
-        gradients, by name, and the traffic of forward, loss and backward, in the first step; state: `full_state_dict`
-        at the end; tied: embedding and head have one weight.
+        losses of the steps; held: bytes of parameters and buffers, also of those that the model only computes with;
+        logits: this rank's block, in the first step; gradients, by name, and the traffic of forward, loss and backward,
+        in the first step; state: `full_state_dict` at the end; tied: embedding and head have one weight.
     """
     torch.manual_seed(1000 + dist.get_rank())
     group = group_of(groups)
     model = lab.shard_transformer(dense_model(config, seed), group, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with PeakMemory(model) as memory:
-        pass
-    found: dict[str, Any] = {"losses": [], "held": memory.live_bytes}
+    found: dict[str, Any] = {"losses": []}
     for step in range(steps):
-        with Traffic() as forward:
+        with PeakMemory(model) as memory, Traffic() as forward:
             logits = model(tokens)
         with Traffic() as of_loss:
             loss = lab.vocab_parallel_cross_entropy(logits[:, :-1], tokens[:, 1:], group=group)
@@ -334,6 +332,7 @@ def train(
             traffics = {"forward": forward, "loss": of_loss, "backward": backward}
             found |= {name: traffic.to_data() for name, traffic in traffics.items()}
             found |= {"logits": plain(logits), "gradients": gradients_of(model)}
+            found["held"] = memory.live_by_kind["parameter"] + memory.live_by_kind["buffer"]
         found["losses"].append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
