@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labs import tour_strategies
 from labs.day2_data_parallel.data_parallel_workshop import Measurement, ModelBytes, measure_strategy
+from labs.day2_data_parallel.run_zero import prepare_deepspeed
 from labs.day2_data_parallel.zero import deepspeed_config
 from shardlab import NotAttempted
 from shardlab.models import Transformer, TransformerConfig, next_token_loss
@@ -67,9 +68,11 @@ def deepspeed_zero(stage: int, job: Job) -> Callable[[Tensor], Tensor]:
     """DeepSpeed's ZeRO, configured by lesson 2.2's `deepspeed_config`."""
     import deepspeed
 
-    deepspeed.utils.logger.setLevel("ERROR")
+    prepare_deepspeed()
     model = job.model()
     config = deepspeed_config(stage, None, job.rows // dist.get_world_size(), 1, "fp32")
+    elements = 2**20 // 4  # buckets of 1 MiB as in the others; its default would hold any model
+    config["zero_optimization"] |= {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
     engine, *_ = deepspeed.initialize(model=model, optimizer=job.optimizer(model.parameters()), config=config)
 
     def step(batch: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def deepspeed_zero(stage: int, job: Job) -> Callable[[Tensor], Tensor]:
         loss = next_token_loss(engine(rows), rows)
         engine.backward(loss)
         engine.step()
-        return loss
+        return loss.detach()
 
     return step
 
