@@ -286,7 +286,8 @@ they differ in what a rank holds and what it sends.</p>
 <div class="scroll">{table}</div>
 <p><b>Memory</b>: bytes of live tensors at the fullest moment of a step, on the fullest rank. Theory: states by
 arithmetic, activations as in the smallest run. It adds up what need not be there at one moment, so most strategies stay
-a little below. torch's DDP keeps its buckets beside the gradients, unless <code>gradient_as_bucket_view=True</code>.
+a little below. Where states outweigh activations, torch's DDP holds the gradients twice, in its buckets as well, unless
+<code>gradient_as_bucket_view=True</code>.
 <b>Sent</b>: by the ring, in one step, without the set-up. <b>Communication</b>: what a step is shorter by when messages
 are free. <b>Efficiency</b>: of the ideal speed-up over the fewest ranks. More ranks than cores cannot be faster: this
 machine has {cores}.</p>
@@ -298,7 +299,9 @@ machine has {cores}.</p>
 """
 
 
-def report(results: Sequence[Result], job: Job, figure: Figure, choices: list[tuple[str, Choice]], fault: str) -> str:
+def report(
+    results: Sequence[Result], job: Job, kind: str, figure: Figure, choices: list[tuple[str, Choice]], fault: str
+) -> str:
     facts = evidence()
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     body = "".join(
@@ -308,10 +311,7 @@ def report(results: Sequence[Result], job: Job, figure: Figure, choices: list[tu
     machine, versions = facts["machine"], facts["versions"]
     return PAGE.format(
         parameters=job.config.parameters,
-        tokens=", ".join(
-            f"{result.measured.tokens:,} tokens a step on {result.measured.ranks}"
-            for result in {result.measured.ranks: result for result in results}.values()
-        ),
+        tokens=f"{job.rows * job.config.sequence:,} tokens a step" + (" and rank" if kind == "weak" else ""),
         verdict=escape(fault or verdict(results)),
         colour="#CC3311" if fault else "#228833",
         figure=data_uri(figure),
@@ -385,7 +385,7 @@ def main() -> int:
     }
     path = show.write_results("data_parallel_workshop", data)
     show.save_figure(figure, path.with_suffix(".svg"))
-    show.write_text(path.with_suffix(".html"), report(results, job, figure, choices, fault))
+    show.write_text(path.with_suffix(".html"), report(results, job, chosen.kind, figure, choices, fault))
     print(fault or verdict(results), f"Written: {path}, {path.stem}.svg and {path.stem}.html")
     return 1 if fault else 0
 
