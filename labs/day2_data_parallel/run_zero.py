@@ -133,6 +133,9 @@ def of_deepspeed(stage: int, job: Job) -> Parts:
     config = deepspeed_config(stage, None, job.rows, accumulation=1, precision="fp32")
     elements = int(BUCKET_MB * MIB) // 4  # its default of 500 million would be the largest tensor here by far
     config["zero_optimization"] |= {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = (
+        0  # or it keeps whole what is small, all of this
+    )
     model = job.model()
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), **ADAM), config=config

@@ -1043,6 +1043,7 @@ def deepspeed_config(
 
     - ``train_micro_batch_size_per_gpu``, ``gradient_accumulation_steps``: of one rank. DeepSpeed works out
       ``train_batch_size``, micro_batch * accumulation * ranks; given by hand it is one more number to be wrong.
+    - ``gradient_clipping`` 0.0: without this key DeepSpeed 0.19 clips every gradient to norm 1.0, and says nothing.
     - ``zero_optimization``: ``stage``, ``overlap_comm`` and ``reduce_scatter`` true, and where states are offloaded
       ``offload_optimizer`` with ``device``, ``pin_memory`` true, and ``nvme_path`` for NVMe.
     - ``bf16`` or ``fp16`` with ``enabled`` true, for that precision; neither key for "fp32".
@@ -1073,6 +1074,7 @@ def deepspeed_config(
     config = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
     }

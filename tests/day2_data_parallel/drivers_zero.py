@@ -207,7 +207,8 @@ def schedule(
 
 def use_up_gradients(lab: ModuleType) -> list[list[float]]:
     """What a weight of 1 becomes, for each stage: after a step of lr 1 on gradient 0.25, with the model's own
-    `zero_grad`; after a gradient of 8 that is thrown away and another step on 0.25; after a step with a closure; and its loss."""
+    `zero_grad`; after a gradient of 8 that is thrown away and another step on 0.25; after a step with a
+    closure; and its loss."""
     return [_use_up_gradients(lab, stage) for stage in (1, 2, 3)]
 
 

@@ -340,8 +340,8 @@ def test_three_times_the_parameters_travel(lab, seed, ranks):
         for count, traffic in zip(micro_batches, steps, strict=True):
             story = (
                 f"stage 3, rank {rank} of {ranks}, a step of {count} micro-batches: every unit's parameters are "
-                "gathered for its forward and again for its backward, its trained ones reduce-scattered; the tied weight "
-                "is gathered for the embedding and for the head, and reduced once"
+                "gathered for its forward and again for its backward, its trained ones reduce-scattered; the tied "
+                "weight is gathered for the embedding and for the head, and reduced once"
             )
             check_calls(traffic, (once + once + reduced) * count, ranks, story)
         check_calls(evaluation, once, ranks, f"stage 3, rank {rank}: an evaluation gathers every unit once")
@@ -478,8 +478,8 @@ def test_bytes_of_stage_3(lab, ranks):
                 assert got[moment] <= bound, (
                     f"stage 3, rank {rank} of {ranks}, prefetch {prefetch}: besides its shards a rank needs "
                     f"{1 + prefetch} whole layers, in backward also two gradients in buckets and a fresh one (and gloo "
-                    f"copies): {moment} at most {bound:,} bytes, it was {got[moment]:,}. Free a layer right after its forward "
-                    "and after its backward."
+                    f"copies): {moment} at most {bound:,} bytes, it was {got[moment]:,}. Free a layer right after its "
+                    "forward and after its backward."
                 )
 
 
@@ -702,6 +702,7 @@ def test_deepspeed_configurations(lab, tmp_path):
         zero = got["zero_optimization"]
         assert got["train_micro_batch_size_per_gpu"] == given["micro_batch"], story
         assert got["gradient_accumulation_steps"] == given["accumulation"], story
+        assert got["gradient_clipping"] == 0.0, f"DeepSpeed clips to norm 1.0 unless it is told not to. {story}"
         assert "train_batch_size" not in got, f"DeepSpeed works out train_batch_size itself. {story}"
         assert zero["stage"] == given["stage"] and zero.get("offload_optimizer") == place, story
         assert zero["overlap_comm"] is True and zero["reduce_scatter"] is True, story
@@ -733,6 +734,7 @@ def test_deepspeed_accepts_the_configurations(lab, tmp_path, monkeypatch):
         read = DeepSpeedConfig(got)
         assert read.zero_optimization_stage == given["stage"]
         assert read.train_micro_batch_size_per_gpu == given["micro_batch"]
+        assert read.gradient_clipping == 0
         assert read.train_batch_size == given["micro_batch"] * given["accumulation"]
         assert bool(read.zero_config.offload_optimizer) == bool(given["offload"])
 
