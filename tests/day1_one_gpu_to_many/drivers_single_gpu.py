@@ -140,7 +140,7 @@ def accumulate_numbers(
 
 
 def _loss(loss: Tensor) -> dict[str, Any]:
-    return {"loss": float(loss), "detached": not loss.requires_grad, "dtype": str(loss.dtype)}
+    return {"loss": loss.item(), "detached": not loss.requires_grad, "dtype": str(loss.dtype)}
 
 
 def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def half_precision_step(lab: ModuleType, scale: float) -> dict[str, Any]:
     scaled = scaler.scale(loss)
     scaled.backward()
     taken = scaler.step(optimizer)
-    return {"change": plain(1 - weight), "taken": taken, "ratio": float(scaled / loss), "gradient": plain(weight.grad)}
+    return {"taken": taken, "ratio": (scaled / loss).item(), "gradient": plain(weight.grad)}
 
 
 def unscale_then_step(lab: ModuleType, gradient: Tensor, scale: float) -> dict[str, Any]:
@@ -414,7 +414,7 @@ def compare(lab: ModuleType, what: str, seed: int) -> dict[str, Any]:
         torch.rand(7, device=device())  # other layers draw too before backward comes back here
         loss.backward()
         outcomes[name] = {
-            "loss": float(loss),
+            "loss": loss.item(),
             "gradients": case.gradients(),
             "next draw": plain(torch.rand(3, device=device())),
             "calls": (after_forward, case.calls),
