@@ -13,6 +13,7 @@ from shardlab.syllabus import ROOT, Lesson, lessons
 
 SMALL = {  # options that keep a run to some seconds; a new lesson names its own
     "scaling_math": ["--model", "llama-1b", "--gpus", "8"],
+    "single_gpu": ["--sequence", "32", "--hidden", "32", "--layers", "1", "--steps", "2", "--impl", "mine"],
     "collectives": ["--max-bytes", "64K"],
     "launch": ["--max-bytes", "64K", "--op", "all_reduce", "all_gather"],
     "ddp": ["--impl", "mine", "torch", "accelerate", "--batch", "48", "--steps", "2", "--epochs", "1"],
