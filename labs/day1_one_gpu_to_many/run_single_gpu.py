@@ -11,10 +11,11 @@ everywhere, because it saves memory traffic. bfloat16 wins where the processor h
 AMX, no AVX512-BF16) its products are many times slower, which is measured first, and the rung is skipped with the
 number. torch.compile takes a while the first time; on a CPU it needs a C++ compiler too, 15 to 60 s of it, so there
 it has to be asked for. A checkpoint of each block is there for memory: it costs a second forward, about a third of the
-arithmetic, and is never the fastest.
+arithmetic, and no rung builds on it. On a busy machine small differences are noise: look at the last line, which times
+the beginning and the end in turns.
 
-Tier 1, a laptop CPU (one core of it; half a minute, and as much again with --compile). Seen on a very busy AMD EPYC
-without AVX512: 3.1 times faster at the end, nearly all of it from attention.
+Tier 1, a laptop CPU (one core of it; half a minute, a busy one 50 s; --compile takes 20 s more the first time). Seen on
+a busy AMD EPYC without AVX512: 2.8 to 4 times faster at the end, nearly all of it from attention and the loss.
 
     python labs/day1_one_gpu_to_many/run_single_gpu.py --compile
     python labs/day1_one_gpu_to_many/run_single_gpu.py --impl torch
