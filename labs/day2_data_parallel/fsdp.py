@@ -284,7 +284,8 @@ class ShardedLayer:
             The arguments for the module.
 
         Hints:
-            1. `Schedule.start` says what comes next. ``self.prefetch`` of them travel while this one computes.
+            1. `Schedule.start` says what comes next. ``self.prefetch`` of them travel while this one computes. Call it
+               first of all: what an earlier forward has left in memory, it frees.
             2. Launch before the module computes, but not before this layer's own memory is back to one copy.
             3. In a backward it is activation checkpointing that calls the module again: nothing new to launch then.
         """
@@ -404,13 +405,20 @@ class Schedule:
         self.backward = NO_BACKWARD
 
     def start(self, layer: ShardedLayer) -> list[ShardedLayer]:
-        """Note that ``layer`` begins; the layers that came after it in the forward before, in order."""
+        """Note that ``layer`` begins; the layers that came after it in the forward before, in order.
+
+        When the root begins, no layer is whole, unless an earlier forward ended in an error or has had no backward. Its
+        numbers may be from before an optimiser step, so they are freed: a forward computes with the shards as they are.
+        """
         if layer is self.layers[-1]:
             if self.backward != NO_BACKWARD:
                 raise RuntimeError(
                     "an error ended an earlier backward halfway, between gradients: build the model anew"
                 )
             self.before, self.started, self.finished = self.started, [], []
+            self.drop_gathers()
+            for each in self.layers:
+                each.reshard()
         position = len(self.started)
         self.started.append(layer)
         return self.before[position + 1 :] if self.before[position : position + 1] == [layer] else []
@@ -493,7 +501,9 @@ def shard_module(
     the rank's tokens by the mean number of tokens per rank, as in lesson 2.1. Buffers are left as they are.
 
     In one forward, and in one backward, a layer takes part in one all-gather, or in one for each time it is called;
-    in one backward, in one reduce-scatter. Parameters that are tied have to be in the same layer.
+    in one backward, in one reduce-scatter. Parameters that are tied have to be in the same layer. Call the outermost
+    module, not layers inside it; what a layer takes and returns is tensors, in tuples, lists and dicts or not: in an
+    object of another class they are not seen, and backward ends in an error about storage.
 
     Args:
         module: its parameters of one dtype, on any device.
@@ -638,6 +648,7 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
     Every rank has to call it, because every rank holds rows that rank 0 needs. Only one parameter at a time is whole on
     the device, so the model need not fit there. Tied parameters appear under all their names and are gathered once.
+    A state that is no tensor (``Module.get_extra_state``) cannot be in it.
 
     Returns:
         Names as before sharding, to plain tensors of the shards' dtype: it loads into the unsharded model. In memory of
@@ -662,8 +673,9 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     time is whole on the device.
 
     Raises:
-        ValueError: nothing in ``module`` is sharded; or, on every rank, before anything is loaded: a name is missing in
-            rank 0's ``state`` or unknown to the model, or a shape differs.
+        ValueError: nothing in ``module`` is sharded; or, on every rank, before anything is loaded: rank 0's ``state``
+            is no dict, lacks a name or has one that is unknown to the model, a value in it is no plain tensor, or a
+            shape differs.
 
     Hints:
         1. Only rank 0 can see what is wrong with its state. How do the others get to raise, too? ``dist.broadcast`` of
@@ -677,11 +689,16 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
 
 def find_difference(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     """What keeps ``state`` from being loaded, in a sentence; empty if nothing does. Given."""
+    if not isinstance(state, Mapping):
+        return f"the state of rank 0 is a {type(state).__name__}, not a dict"
     if missing := own.keys() - state.keys():
         return f"the state of rank 0 lacks {', '.join(sorted(missing))}"
     if unknown := state.keys() - own.keys():
         return f"the model has no {', '.join(sorted(unknown))}"
     for name, value in own.items():
+        if not isinstance(state[name], Tensor) or isinstance(state[name], DTensor):
+            kind = type(state[name]).__name__
+            return f"{name} is a {kind} in the state of rank 0: it takes whole, plain tensors, as of full_state_dict"
         if state[name].shape != value.shape:
             return f"{name} is {list(state[name].shape)} in the state of rank 0 and {list(value.shape)} in the model"
     return ""
