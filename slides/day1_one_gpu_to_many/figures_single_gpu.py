@@ -152,11 +152,13 @@ def formats() -> None:
         axes.barh(y, normal - smallest, left=smallest, color=show.rank_colour(y), alpha=0.35, height=0.55)
         axes.barh(y, largest - normal, left=normal, color=show.rank_colour(y), height=0.55)
         bits = round(-math.log2(info.eps))
-        axes.text(2, y, f"{bits} bits of mantissa", color="white", va="center", ha="center", fontsize=12)
+        axes.text(1, y, f"{bits} bits", color="white", va="center", ha="center", fontsize=12)
     axes.axvline(math.log2(1e-9), color=INK, linewidth=1, linestyle="--")
     axes.text(math.log2(1e-9) - 2, -0.62, "a gradient of 1e-9", ha="right", fontsize=12)
     axes.set_yticks(range(3), [str(kind).removeprefix("torch.") for kind in kinds])
-    axes.set(xlabel="power of two (pale: with fewer and fewer bits)", xlim=(-155, 135), ylim=(2.5, -1))
+    axes.set(
+        xlabel="power of two; in the bars, the mantissa (pale: fewer and fewer bits)", xlim=(-155, 135), ylim=(2.5, -1)
+    )
     axes.grid(False, axis="y")
     save(figure, "formats")
 
@@ -195,8 +197,8 @@ def checkpoint_memory() -> None:
     ):
         axes.plot([value / MIB for value in live_bytes(run)], "o-", color=colour, label=name, markersize=4)
     axes.axvline(8, color=FAINT, linewidth=1)
-    axes.text(7.8, 2, "forward", ha="right")
-    axes.text(8.2, 2, "backward")
+    axes.text(7.8, 6, "forward", ha="right")
+    axes.text(8.2, 6, "backward")
     axes.set(title="8 blocks, [1,024, 64] in, 256 wide inside", xlabel="blocks done", ylabel="MiB of tensors alive")
     axes.set(ylim=(0, 26))
     axes.legend(loc="upper right")
