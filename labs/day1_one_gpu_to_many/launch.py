@@ -95,14 +95,16 @@ def expand_nodelist(nodelist: str) -> list[str]:
         nodelist: names with commas between; brackets hold numbers and ranges, and a name can have several.
 
     Raises:
-        ValueError: no name at all, or brackets that do not close or hold something else.
+        ValueError: a name or a number that is empty, brackets that do not close or hold something else, or a range that
+            counts down.
 
     Example: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12 and login: leading zeros stay.
     ``"r[0-1]n[1-2]"`` is r0n1, r0n2, r1n1, r1n2.
 
     Hints:
         1. Commas inside brackets separate numbers, commas outside separate names. Cut outside first.
-        2. `re.findall` for "neither , nor [, or a whole [...]"; `re.split` at the brackets; `itertools.product`.
+        2. `re.fullmatch` with `NODELIST`, which is given; `re.findall` for "neither , nor [, or a whole [...]";
+           `re.split` at the brackets; `numbers`; `itertools.product`.
     """
     raise NotAttempted("1.4 expand_nodelist")
 
@@ -111,20 +113,23 @@ def find_launcher(env: Mapping[str, str]) -> Launcher | None:
     """Who started this process; None: nobody, it is a program of its own.
 
     A launcher is there if any of its ``signs`` is set. torchrun may have been started by srun or mpirun, once per node;
-    then their variables describe torchrun, not its workers. It marks its workers with ``TORCHELASTIC_RUN_ID``.
+    then their variables describe torchrun, not its workers. It marks its workers with ``TORCHELASTIC_RUN_ID``. In the
+    same way mpirun may have been started in a batch script of Slurm, which is task 0: where there is Open MPI,
+    ``SLURM_PROCID=0`` describes the script.
 
     Args:
         env: environment variables.
 
     Raises:
         ValueError: a launcher is there but one of ``rank``, ``world_size`` and ``local_rank`` is missing; or two are
-            there and disagree about rank or world size. The message has the variables, and what to do.
+            there and disagree about rank or world size. The message has the variables, and what to do: Open MPI and
+            Slurm start what they mark, and torchrun's variables without its mark are somebody's export.
 
     Example: ``{"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}`` raises "... SLURM_NTASKS is missing ...".
 
     Hints:
-        1. Three questions, in this order: is it a worker of torchrun? Which launchers are there, complete? Do they
-           agree?
+        1. Three questions, in this order: whose variables describe somebody else? Which launchers are there, complete?
+           Do they agree?
         2. A set of (rank, world size) has more than one element when they do not.
     """
     raise NotAttempted("1.4 find_launcher")
@@ -252,8 +257,9 @@ def connect(environment: Environment, timeout: float = 60.0) -> Iterator[Process
         with connect(Environment.from_env(), timeout=60):
             train()
 
-    Puts the environment into ``os.environ`` in torchrun's words, so that `device` and other libraries find it. A rank
-    with a GPU computes on it (`torch.cuda.set_device`) and talks over NCCL, else over gloo.
+    Meanwhile the environment is in ``os.environ`` in torchrun's words, so that `device` and other libraries find it;
+    whatever happens, not afterwards, as the next `Environment.from_env` would take it for a launcher's. A rank with a
+    GPU computes on it (`torch.cuda.set_device`) and talks over NCCL, else over gloo.
 
     Args:
         environment: who this process is.
@@ -268,8 +274,8 @@ def connect(environment: Environment, timeout: float = 60.0) -> Iterator[Process
 
     Hints:
         1. In which order do variables, device, store and group have to come?
-        2. ``environment.variables()``, `device`, `meet`; `dist.init_process_group` with ``store``, ``rank``,
-           ``world_size`` and ``timeout``; ``try ... finally`` around ``yield``.
+        2. ``environment.variables()`` and `exported`, `device`, `meet`; `dist.init_process_group` with ``store``,
+           ``rank``, ``world_size`` and ``timeout``; ``try ... finally`` around ``yield``.
     """
     raise NotAttempted("1.4 connect")
 
@@ -309,15 +315,20 @@ def write_lines(prefix: str, text: str, descriptor: int = 2) -> None:
 
     Args:
         prefix: at the start of every line.
-        text: one or more lines. A line that does not fit into one write goes on in the next one, after the prefix.
+        text: one or more lines. A line that does not fit into one write goes on in the next one, after the prefix. What
+            UTF-8 cannot say, such as the half of a surrogate pair in a broken file name, becomes ``?``.
         descriptor: of the open file; 2 is stderr.
+
+    Raises:
+        ValueError: the prefix leaves no room for a letter, which can have 4 bytes.
 
     Example: ``write_lines("[rank 1] ", "two\nlines")`` makes two calls of ``os.write``, the first with
     ``b"[rank 1] two\n"``.
 
     Hints:
         1. How many bytes does a letter have in UTF-8? Where must a long line not be cut?
-        2. `os.write`; ``bytes.decode(errors="ignore")`` drops half a letter at the end.
+        2. `os.write`; ``bytes.decode(errors="ignore")`` drops half a letter at the end,
+           ``str.encode(errors="replace")`` knows no letter that it cannot write.
     """
     raise NotAttempted("1.4 write_lines")
 
@@ -370,7 +381,7 @@ def digest(tensor: Tensor) -> Tensor:
     ``float32[3, 4]``, cut off or filled with zero bytes.
 
     Args:
-        tensor: any shape, dtype and device, contiguous or not.
+        tensor: any shape, dtype and device, contiguous or not, also a view that is conjugated or negated on reading.
 
     Returns:
         A vector of uint8 on the CPU.
@@ -378,7 +389,7 @@ def digest(tensor: Tensor) -> Tensor:
     Hints:
         1. A sum of the elements does not see that two have changed places. What does?
         2. `hashlib.sha256`, fed twice; ``contiguous().flatten().view(torch.uint8).numpy()`` shows the bytes without a
-           copy, which a tensor without elements cannot do.
+           copy, which a tensor without elements cannot do. ``resolve_conj().resolve_neg()`` before all that.
     """
     raise NotAttempted("1.4 digest")
 
@@ -522,6 +533,24 @@ def slow_ranks(calls_by_rank: Sequence[Sequence[Call]]) -> list[Slow]:
 
 # --- Given: the environment -------------------------------------------------------------------------------------------
 
+_RANGES = r"\[\d+(-\d+)?(,\d+(-\d+)?)*\]"
+_NAME = rf"([^\s,\[\]]|{_RANGES})+"
+NODELIST = rf"{_NAME}(,{_NAME})*"  # a regular expression: what Slurm writes
+
+
+@contextmanager
+def exported(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables in ``os.environ`` for the length of a block; afterwards it has what it had before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            os.environ.pop(name, None)
+            if text is not None:
+                os.environ[name] = text
+
 
 def is_missing(launcher: Launcher, names: str) -> str:
     """The sentence for variables that are not there."""
@@ -559,7 +588,7 @@ def ranks_here(env: Mapping[str, str], launcher: Launcher) -> tuple[str, int]:
             counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env[name])
             per_node = [int(tasks) for tasks, times in counts for _ in range(int(times or 1))]
             node = whole_number(env, launcher, "SLURM_NODEID")
-            if node >= len(per_node):
+            if not 0 <= node < len(per_node):
                 raise ValueError(f"SLURM_NODEID={node} contradicts {name}={env[name]!r}: it has {len(per_node)} nodes")
             return name, per_node[node]
     nodelist = value(env, launcher, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -572,6 +601,8 @@ def numbers(ranges: str) -> list[str]:
     spelled = []
     for part in ranges.split(","):
         low, _, high = part.partition("-")
+        if int(high or low) < int(low):
+            raise ValueError(f"{part} counts down: a range of nodes goes from low to high")
         spelled += [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
     return spelled
 

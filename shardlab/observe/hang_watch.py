@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -112,14 +112,21 @@ class HangWatch:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._listening.close()
         reason = kind.__name__ if kind else "none"
-        self._note(Call.event(EXIT, (self._rank,), (), reason, *_stands_at(sys._getframe(1))))
+        exit_call = Call.event(EXIT, (self._rank,), (), reason, *_stands_at(sys._getframe(1)))
+        try:
+            with suppress(dist.DistError) if error else nullcontext():  # without a board: `error` says more
+                self._say_goodbye(exit_call, failed=error is not None)
+        finally:
+            self._over.set()
+            self._thread.join()
+
+    def _say_goodbye(self, exit_call: Call, failed: bool) -> None:
+        self._note(exit_call)
         self._board.set(f"left/{self._rank}", "")
-        if error is None:
+        if not failed:
             self._board.wait([f"left/{rank}" for rank in range(self._ranks)], timedelta(seconds=GOODBYE_SECONDS))
         elif not self._judged.is_set() and (mismatch := self._find_mismatch(read_calls(self._board, self._ranks))):
             self._log.error(str(mismatch))  # a peer that is gone shows as a lost connection: say why it is gone
-        self._over.set()
-        self._thread.join()
 
     def _note_collective(self, call: Call) -> None:
         if call.op not in POINT_TO_POINT:
@@ -182,19 +189,24 @@ def read_calls(board: dist.Store, ranks: int) -> list[list[Call]]:
 
 @contextmanager
 def _seen_new_groups(note: Callable[[Call], None]) -> Iterator[None]:
-    """All ranks have to call `dist.new_group`, and it is no collective: a stand-in tells of it."""
-    new_group = dist.new_group
+    """All ranks have to call `dist.new_group`, and it is no collective: a stand-in tells of it.
+
+    Also where torch itself looks it up, as `dist.new_subgroups` does.
+    """
+    new_group, places = dist.new_group, (dist, dist.distributed_c10d)
 
     def told_new_group(ranks: Sequence[int] | None = None, *arguments: object, **options: object) -> object:
         world = tuple(range(dist.get_world_size()))
         note(Call.event("new_group", world, tuple(ranks or world), "none", *_stands_at(sys._getframe(1))))
         return new_group(ranks, *arguments, **options)
 
-    dist.new_group = told_new_group
+    for place in places:
+        place.new_group = told_new_group
     try:
         yield
     finally:
-        dist.new_group = new_group
+        for place in places:
+            place.new_group = new_group
 
 
 def _stands_at(frame: FrameType | None) -> tuple[str, int]:

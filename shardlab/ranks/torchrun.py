@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from shardlab.not_attempted import NotAttempted
 from shardlab.ranks.device import local_device
+from shardlab.ranks.processes import die_with_parent
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -70,8 +71,11 @@ def torchrun_ranks(timeout: float = 60, backend: str | None = None) -> Iterator[
 def clean_end() -> Iterator[None]:
     """Ctrl-C ends a script with exit code 130, a lab not written or a file in the way with 2; all with one line.
 
+    A rank ends with its torchrun, also when that is killed and cannot tell it (Linux): else it would train on alone.
     Part of `torchrun_ranks`; on its own for scripts that join the ranks in another way.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(os.getppid())
     try:
         yield
     except KeyboardInterrupt:

@@ -14,8 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -115,26 +116,57 @@ def meet_at_a_taken_port(lab: ModuleType) -> tuple[str, int]:
     return (met if isinstance(met, str) else "no error"), port
 
 
+def meet_a_host(lab: ModuleType, port: int, opens: float, timeout: float, leaves: bool) -> tuple[str, float]:
+    """Rank 1 of 3 meets a rank 0 that only opens a store, after `opens` seconds, and may leave when rank 1 is there."""
+    start, error = time.monotonic(), ""
+    if dist.get_rank() == 1:
+        error = str(outcome(lab.meet, environment(lab, port, 3), timeout))
+    else:
+        time.sleep(opens)
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        keys = store.num_keys()
+        while leaves and store.num_keys() == keys and time.monotonic() < start + timeout:
+            time.sleep(0.01)
+        if leaves:
+            time.sleep(0.3)  # from the key that says "here" to the wait for the others
+            del store
+    seconds = time.monotonic() - start
+    dist.barrier()
+    return error, seconds
+
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def rank_variables() -> list[str | None]:
+    return [os.environ.get(name) for name in RANK_VARIABLES]
+
+
 def connected(lab: ModuleType, port: int) -> dict[str, Any]:
-    """Inside and after a `connect`, and after one whose block raised."""
+    """Inside and after a `connect`, after one whose block raised, and after one where nobody met."""
+    ranks = dist.get_world_size()
+    here, again = environment(lab, port, ranks), environment(lab, port + 1, ranks)
+    nobody = environment(lab, 1, 2, rank=1)  # port 1: the machine's own, where nothing listens
     dist.destroy_process_group()
-    ranks = int(os.environ["WORLD_SIZE"])
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    here = environment(lab, port, ranks)
-    for name in names:
+    for name in RANK_VARIABLES:
         os.environ.pop(name, None)
+    os.environ["MASTER_PORT"] = "1234"
     with lab.connect(here, timeout=10) as group:
         total = torch.ones(3)
         dist.all_reduce(total, group=group)
         seen = {"rank": dist.get_rank(), "ranks": dist.get_world_size(), "total": total}
-    seen |= {"variables": [os.environ.get(name) for name in names], "after": dist.is_initialized()}
-    again = environment(lab, port + 1, ranks)
+        seen["variables"] = rank_variables()
+    seen |= {"after": dist.is_initialized(), "variables after": [rank_variables()]}
     try:
         with lab.connect(again, timeout=10):
             dist.barrier()
             raise KeyError("the block's own error")
     except KeyError:
         seen["after an error"] = dist.is_initialized()
+    seen["variables after"].append(rank_variables())
+    with suppress(TimeoutError), lab.connect(nobody, timeout=0.3):
+        pass
+    seen["variables after"].append(rank_variables())
     return seen
 
 
@@ -152,6 +184,19 @@ def wait_alone(lab: ModuleType, port: int, timeout: float) -> tuple[str, float]:
         return "", 0.0
 
 
+@contextmanager
+def instead_of_new_group(function: Callable[..., Any]) -> Iterator[None]:
+    """Also where torch itself looks it up, as `dist.new_subgroups_by_enumeration` does."""
+    new_group, places = dist.new_group, (dist, dist.distributed_c10d)
+    for place in places:
+        place.new_group = function
+    try:
+        yield
+    finally:
+        for place in places:
+            place.new_group = new_group
+
+
 def grid(lab: ModuleType, layout: Mapping[str, int], timeout: float) -> dict[str, Any]:
     """Every group that was made and with which timeout, this rank's own, and a sum over each of these."""
     made, new_group = [], dist.new_group
@@ -162,11 +207,8 @@ def grid(lab: ModuleType, layout: Mapping[str, int], timeout: float) -> dict[str
         made.append((list(ranks), limit.total_seconds() if limit else None))
         return new_group(ranks, *arguments, **options)
 
-    dist.new_group = noted
-    try:
+    with instead_of_new_group(noted):
         groups = lab.make_groups(layout, timeout)
-    finally:
-        dist.new_group = new_group
     sums = {}
     for name, group in groups.items():
         tensor = torch.tensor([float(dist.get_rank())])
@@ -181,16 +223,13 @@ def grid(lab: ModuleType, layout: Mapping[str, int], timeout: float) -> dict[str
 
 def refused_grids(lab: ModuleType, layouts: Sequence[Mapping[str, int]]) -> list[tuple[str, int]]:
     """For each layout the error, and how many groups were made before it."""
-    made, new_group = [], dist.new_group
-    dist.new_group = lambda *arguments, **options: made.append(arguments)
-    try:
-        errors = []
+    made: list[tuple] = []
+    errors = []
+    with instead_of_new_group(lambda *arguments, **options: made.append(arguments)):
         for layout in layouts:
             made.clear()
             errors.append((str(outcome(lab.make_groups, layout)), len(made)))
-        return errors
-    finally:
-        dist.new_group = new_group
+    return errors
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
@@ -236,6 +275,12 @@ def written(lab: ModuleType, calls: Sequence[tuple[str, str]]) -> list[list[byte
             lab.write_lines(prefix, text, descriptor)
         found.append(got)
     return found
+
+
+def write_nowhere(lab: ModuleType, prefix: str, text: str) -> str:
+    """What `write_lines` says; what it writes is lost."""
+    with Path(os.devnull).open("w") as nowhere:
+        return str(outcome(lab.write_lines, prefix, text, nowhere.fileno()))
 
 
 def logged(lab: ModuleType) -> list[bytes]:

@@ -92,16 +92,19 @@ def test_nodelists_are_spelled_out(lab, seed):
         assert got == want, (
             f"expand_nodelist({nodelist!r}) is {got}, expected {want}: leading zeros stay, commas differ"
         )
-    for nodelist, got in zip(
-        bad := ["", "gpu[1-", "gpu[a-b]"], evaluate(lab, "expand_nodelist", [(b,) for b in bad]), strict=True
-    ):
+    bad = ["", ",", "gpu1,", "gpu[1-", "gpu[a-b]", "gpu[]", "gpu[1,,2]", "gpu[-3]", "gpu[1-2-3]", "gpu[4-3]"]
+    for nodelist, got in zip(bad, evaluate(lab, "expand_nodelist", [(b,) for b in bad]), strict=True):
         check_refused(f"expand_nodelist({nodelist!r})", got)
+        assert "invalid literal" not in got, (
+            f"expand_nodelist({nodelist!r}) raised {got!r}: say what is wrong with the list, not what int() cannot"
+        )
 
 
 @exercise("1.4", "find_launcher", points=3)
 def test_the_launcher_is_found(lab):
     salloc = {"SLURM_NTASKS": "4", "SLURM_NODELIST": "gpu[3-4]", "SLURM_JOB_ID": "7001"}
     agrees = {**TORCHRUN, "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    batch = {**OPEN_MPI, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODELIST": "gpu[3-4]"}
     cases = [
         ({}, "nobody"),
         ({"MASTER_ADDR": "gpu0", "MASTER_PORT": "29400"}, "nobody"),
@@ -112,12 +115,15 @@ def test_the_launcher_is_found(lab):
         ({**SLURM, **TORCHRUN, **WORKER}, "torchrun"),
         ({**OPEN_MPI, **TORCHRUN, **WORKER}, "torchrun"),
         (agrees, "torchrun"),
+        (batch, "Open MPI"),
+        ({**batch, "SLURM_NTASKS": "8"}, "Open MPI"),
     ]
     found = lab.on_ranks(1).run(drivers.launchers, [env for env, _ in cases])[0].value
     for (env, want), got in zip(cases, found, strict=True):
         assert got == want, (
             f"the launcher in {env} is {got!r}, expected {want!r}. SLURM_NTASKS and MASTER_* alone start nobody; a "
-            "worker of torchrun has TORCHELASTIC_RUN_ID, whatever started torchrun."
+            "worker of torchrun has TORCHELASTIC_RUN_ID, whatever started torchrun; ranks of mpirun in a batch script "
+            "inherit the script's SLURM_PROCID=0."
         )
 
 
@@ -135,9 +141,9 @@ def test_missing_variables_and_quarrels_are_named(lab):
     cases += [
         (without(TORCHRUN, "WORLD_SIZE", "LOCAL_RANK"), ["WORLD_SIZE", "LOCAL_RANK"]),
         ({**SLURM, **without(TORCHRUN, "WORLD_SIZE"), **WORKER}, ["WORLD_SIZE"]),
-        ({**SLURM, **TORCHRUN}, ["RANK=5", "SLURM_PROCID=3", "SLURM_NTASKS=4"]),
-        ({**OPEN_MPI, **TORCHRUN}, ["RANK=5", "OMPI_COMM_WORLD_RANK=1"]),
-        ({**SLURM, **OPEN_MPI}, ["OMPI_COMM_WORLD_RANK=1", "SLURM_PROCID=3"]),
+        ({**SLURM, **TORCHRUN}, ["RANK=5", "SLURM_PROCID=3", "SLURM_NTASKS=4", "unset RANK WORLD_SIZE LOCAL_RANK"]),
+        ({**OPEN_MPI, **TORCHRUN}, ["RANK=5", "OMPI_COMM_WORLD_RANK=1", "unset RANK WORLD_SIZE LOCAL_RANK"]),
+        ({**SLURM, **OPEN_MPI}, ["OMPI_COMM_WORLD_RANK=1", "SLURM_PROCID=3", "unset SLURM_PROCID SLURM_LOCALID"]),
         ({**SLURM, **TORCHRUN, "RANK": "3"}, ["WORLD_SIZE=8", "SLURM_NTASKS=4"]),
     ]
     found = lab.on_ranks(1).run(drivers.launchers, [env for env, _ in cases])[0].value
@@ -157,6 +163,8 @@ def test_every_rank_comes_to_the_same_point(lab):
         ("SLURM", {**SLURM, "SLURM_JOB_NODELIST": "cpu[01-02]"}, ("cpu01", 26008)),
         ("SLURM", {**without(SLURM, "SLURM_JOB_ID"), "SLURM_JOBID": "7002"}, ("gpu3", 26016)),
         ("SLURM", {**SLURM, **chosen}, ("login", 1234)),
+        ("SLURM", {**SLURM, "MASTER_PORT": "1234"}, ("gpu3", 1234)),
+        ("SLURM", {**SLURM, "MASTER_ADDR": "login"}, ("login", 26008)),
         ("SLURM", {**without(SLURM, "SLURM_NODELIST", "SLURM_JOB_ID"), **chosen}, ("login", 1234)),
         ("OPEN_MPI", OPEN_MPI, ("127.0.0.1", 25579)),
         ("OPEN_MPI", {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", **chosen}, ("login", 1234)),
@@ -237,6 +245,7 @@ def test_contradictions_are_named(lab):
         ({**TORCHRUN, "MASTER_PORT": "0"}, "MASTER_PORT=0"),
         ({**SLURM, "SLURM_PROCID": "4"}, "SLURM_PROCID=4", "SLURM_NTASKS=4"),
         ({**SLURM, "SLURM_LOCALID": "2"}, "SLURM_LOCALID=2"),
+        ({**TORCHRUN, **WORKER, "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT", "x"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=2"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK=2"),
         ({**SLURM, **TORCHRUN}, "SLURM_PROCID=3", "RANK=5"),
@@ -289,10 +298,29 @@ def test_a_store_that_nobody_opens_or_another_has(lab):
     )
 
 
+@exercise("1.4", "meet", points=1)
+def test_rank_0_goes_while_others_wait(lab):
+    error, _ = lab.on_ranks(2).run(drivers.meet_a_host, free_port(), 0.0, 10.0, True)[1].value
+    assert error.startswith("ConnectionError"), (
+        f"rank 0 has opened the store and ended while rank 1 waits for rank 2: rank 1 must raise ConnectionError, got "
+        f"{error!r}"
+    )
+
+
+@exercise("1.4", "meet", points=1)
+def test_the_timeout_is_for_all_of_it(lab):
+    error, seconds = lab.on_ranks(2).run(drivers.meet_a_host, free_port(), 2.5, 3.0, False)[1].value
+    assert error.startswith("TimeoutError"), f"meet of rank 1, to whom nobody else comes, gives {error!r}"
+    assert seconds < 5, (
+        f"meet with a timeout of 3 s, where the store opens after 2.5 s, gave up after {seconds:.1f} s: what it took "
+        "to find the store is part of the time"
+    )
+
+
 @exercise("1.4", "connect", points=3)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ranks_join_and_leave(lab, ranks):
-    port = free_port()
+    port, names = free_port(), ", ".join(drivers.RANK_VARIABLES)
     for result in lab.on_ranks(ranks).run(drivers.connected, port):
         rank, seen = str(result.rank), result.value
         assert (seen["rank"], seen["ranks"]) == (result.rank, ranks), (
@@ -303,10 +331,14 @@ def test_ranks_join_and_leave(lab, ranks):
         )
         want = [rank, str(ranks), rank, str(ranks), "127.0.0.1", str(port)]
         assert seen["variables"] == want, (
-            f"inside connect, rank {rank} has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT "
-            f"{seen['variables']} in os.environ, expected {want}: libraries look there, also under srun and mpirun"
+            f"inside connect, rank {rank} has {names} {seen['variables']} in os.environ, expected {want}: libraries "
+            "look there, also under srun and mpirun"
         )
         assert not seen["after"], f"rank {rank} still has a process group after the block"
+        assert seen["variables after"] == [[None] * 5 + ["1234"]] * 3, (
+            f"after connect, after a block that raised and after a meet in vain, rank {rank} has {names} "
+            f"{seen['variables after']} in os.environ, expected what was there before: MASTER_PORT 1234 and no other"
+        )
         assert seen["after an error"] is False, f"rank {rank} still has a process group after a block that raised"
 
 
@@ -374,6 +406,7 @@ def test_a_line_is_one_write(lab, seed):
         ("> ", ""),
         ("", "a\n\nb"),
         ("[rank 30] ", f"é{long}\nend"),
+        ("[rank 4] ", "a broken \ud800 name"),
     ]
     for (prefix, text), writes in zip(cases, lab.on_ranks(1).run(drivers.written, cases)[0].value, strict=True):
         where = f"write_lines({prefix!r}, {text[:20]!r} ...)"
@@ -388,12 +421,18 @@ def test_a_line_is_one_write(lab, seed):
             )
             assert "\ufffd" not in write.decode(errors="replace"), f"{where} cut a letter in two: {write[-30:]!r}"
         pieces = [write.decode()[len(prefix) : -1] for write in writes]
-        assert "".join(pieces) == text.replace("\n", ""), (
+        assert "".join(pieces) == text.replace("\n", "").replace("\ud800", "?"), (
             f"{where} wrote {len(''.join(pieces))} characters of {len(text)}"
         )
         wanted = len(text.split("\n"))
         enough = len(writes) == wanted if len(text) < 100 else len(writes) <= wanted + 9_000 // 400
         assert enough, f"{where} made {len(writes)} writes for {wanted} lines"
+
+
+@exercise("1.4", "write_lines", points=1)
+def test_a_prefix_leaves_room(lab):
+    error = lab.on_ranks(1).run(drivers.write_nowhere, "-" * 4092, "\N{GRINNING FACE}")[0].value
+    check_refused("write_lines with a prefix of 4,092 letters", error)
 
 
 @exercise("1.4", "rank_logger", points=2)
@@ -481,7 +520,9 @@ def some_tensors(seed: int) -> dict[str, torch.Tensor]:
         "nothing": torch.zeros(0),
         "nothing, of another shape": torch.zeros(0, 3),
         "booleans": torch.ones(6, 4, dtype=torch.bool),
-        "complex": torch.ones(3, dtype=torch.complex64),
+        "complex": torch.full((3,), 1 + 2j),
+        "complex, as a view that conjugates": torch.full((3,), 1 + 2j).conj(),
+        "a view that negates": torch.full((3,), 1 + 2j).conj().imag,
         "many dimensions": torch.ones([1] * 30),
     }
 
@@ -651,6 +692,7 @@ def test_the_odd_one_out_is_named(lab):
         ("one has left, another is behind", [[A], [EXITS[1]], [], [A]], (1, 0, (0, 3))),
         ("an all-to-all of different blocks", [[("all_to_all", WORLD, (rank,))] for rank in WORLD], None),
         ("groups in another order", [pairs, pairs, pairs[::-1], pairs], (2, 0, (0, 1, 3))),
+        ("two are through, and rank 1 keeps rank 0 waiting", [[LEFT], [], [EXITS[2]], [EXITS[3]]], None),
     ]
     for (what, case, want), got in zip(
         cases, examine(lab, "first_mismatch", [case for _, case, _ in cases]), strict=True
@@ -695,6 +737,7 @@ def test_slow_is_who_is_waited_for_and_waits_for_nobody(lab, seed):
         ("rank 2 has left", [[A, B], [A, B], [A, EXITS[2]], [A, B]], []),
         ("one has left, another is behind", [[A], [EXITS[1]], [], [A]], [(2, (0, 3), 0)]),
         ("a circle", [[A, LEFT], [LEFT, A], [A], [A]], []),
+        ("two are through", [[LEFT], [], [EXITS[2]], [EXITS[3]]], [(1, (0,), 0)]),
     ]
     made = history(seed, 100)
     late = seed % 4

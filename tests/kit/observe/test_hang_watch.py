@@ -39,7 +39,7 @@ def watched(shape_of_rank_1: int) -> dict:
     seen = []
 
     def find(calls: list[list[Call]]) -> Odd | None:
-        seen.append([[call.op for call in made] for made in calls])
+        seen.append([[call.op for call in made if call.op != "exit"] for made in calls])  # rank 1 may know it first
         return Odd((0, 2)) if shape_of_rank_1 != 4 else None
 
     watch = HangWatch(find, lambda calls: [], log, 0.4, lambda mismatch: over.set())
@@ -47,6 +47,7 @@ def watched(shape_of_rank_1: int) -> dict:
     def program() -> None:
         with watch:
             dist.all_reduce(torch.ones(4))
+            dist.new_subgroups_by_enumeration([[0, 1], [2]])  # finds new_group where torch itself looks it up
             dist.new_group([0, 1])
             dist.all_reduce(torch.ones(shape_of_rank_1 if dist.get_rank() == 1 else 4))
         over.set()
@@ -60,13 +61,33 @@ def test_a_rank_with_another_call_is_held_up_and_one_of_the_others_says_so():
     results = run_ranks(watched, 3, 40_000)  # gloo would abort the process
     assert all(result["in time"] and result["found"] for result in results)
     assert [len(result["log"]) for result in results] == [1, 0, 0]
-    assert results[0]["seen"] == [[["all_reduce", "new_group", "all_reduce"]] * 3]
+    assert results[0]["seen"] == [[["all_reduce", *["new_group"] * 3, "all_reduce"]] * 3]
 
 
 def test_nobody_is_asked_when_nothing_stands_still():
     assert all(
         result == {"in time": True, "found": False, "log": [], "seen": []} for result in run_ranks(watched, 3, 4)
     )
+
+
+def lose_the_board() -> dict:
+    """An error in the block, after the store has gone with the rank that kept it."""
+    dist.destroy_process_group()
+    kept = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", kept[0].port), rank=0, world_size=1)
+    watch = HangWatch(lambda calls: None, lambda calls: [], logging.getLogger("kit watch"), 60)
+    try:
+        with watch:
+            dist.all_reduce(torch.ones(1))
+            kept.clear()
+            raise KeyError("the cause")
+    except Exception as error:
+        return {"error": repr(error), "watching": any("_watch" in thread.name for thread in threading.enumerate())}
+
+
+def test_an_error_is_not_hidden_by_a_board_that_is_gone():
+    (seen,) = run_ranks(lose_the_board, 1)
+    assert seen == {"error": "KeyError('the cause')", "watching": False}
 
 
 def test_the_kind_of_a_call_is_what_ranks_have_to_agree_on():
