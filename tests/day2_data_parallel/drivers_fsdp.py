@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import ModuleType
@@ -54,7 +55,7 @@ class Network(nn.Module):
         self.spare = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_buffer("steps", torch.zeros(1))
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():
@@ -169,7 +170,7 @@ class Pieces(nn.Module):
         self.weight, self.bias = parameter(5, 3), parameter(5)
         self.tied = self.weight
         self.frozen = parameter(4).requires_grad_(False)
-        self.tail = parameter(2, 3, 2)
+        self.tail = nn.Parameter(parameter(3, 2, 2).detach().transpose(0, 1))  # not contiguous
 
 
 PIECES = ("weight", "bias", "frozen", "tail")
@@ -219,15 +220,26 @@ def gather(lab: ModuleType, seed: int, mixed_precision: torch.dtype | None) -> d
         layer.unshard()
         layer.unshard()
         layer.start_gather()
+    values = {name: getattr(module, name).detach().clone().cpu() for name in PIECES}
+    requires_grad = [getattr(module, name).requires_grad for name in PIECES]
+    whole_bytes, peak_bytes = memory.live_bytes - before, memory.peak_bytes - before
+    tied = module.tied is module.weight
+    layer.reshard()
+    module.load_state_dict({name: 2 * shard for name, shard in module.state_dict().items()}, assign=True)
+    module.bias.requires_grad_(False)
+    module.frozen.requires_grad_(True)
+    layer.unshard()
     return {
         "events": traffic.to_data(),
         "still_sharded": still_sharded,
-        "values": {name: getattr(module, name).detach().cpu() for name in PIECES},
+        "values": values,
+        "assigned": {name: getattr(module, name).detach().cpu() for name in PIECES},
         "plain": [type(getattr(module, name)) is nn.Parameter for name in PIECES],
-        "requires_grad": [getattr(module, name).requires_grad for name in PIECES],
-        "tied": module.tied is module.weight,
-        "whole_bytes": memory.live_bytes - before,
-        "peak_bytes": memory.peak_bytes - before,
+        "requires_grad": requires_grad,
+        "requires_grad_changed": [getattr(module, name).requires_grad for name in PIECES],
+        "tied": tied,
+        "whole_bytes": whole_bytes,
+        "peak_bytes": peak_bytes,
     }
 
 
@@ -345,15 +357,24 @@ class MarkBackward(torch.autograd.Function):
         return gradient, None
 
 
+class Stack(nn.Sequential):
+    """Every second layer gets its input by keyword."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self):
+            x = layer(x=x) if index % 2 else layer(x)
+        return x
+
+
 def stack_layer_bytes(index: int, ranks: int) -> int:
     """Of the whole layer, its rows padded to a multiple of the ranks."""
     return 4 * ranks * (-(-STACK_WIDTH // ranks) * STACK_WIDTH + index + 1)
 
 
-def make_stack(lab: ModuleType, layers: int, **options: Any) -> tuple[nn.Sequential, Traffic]:
+def make_stack(lab: ModuleType, layers: int, **options: Any) -> tuple[Stack, Traffic]:
     """A stack of layers, each sharded, and the stack around them, which has no parameters of its own."""
     traffic = Traffic()
-    stack = nn.Sequential(*(Marked(index, dist.get_world_size(), traffic) for index in range(layers))).to(device())
+    stack = Stack(*(Marked(index, dist.get_world_size(), traffic) for index in range(layers))).to(device())
     for layer in stack:
         lab.shard_module(layer, **options)
     lab.shard_module(stack, **options)
@@ -478,6 +499,68 @@ def seeded_linear(width: int, seed: int) -> nn.Linear:
     with torch.no_grad():
         layer.weight.copy_(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)) / width**0.5)
     return layer
+
+
+# --- Between two forwards ---------------------------------------------------------------------------------------------
+
+
+def forward_again(lab: ModuleType) -> dict[str, dict[str, list[float]]]:
+    """Of a product of two weights, kept whole after forward and freed, when something has happened since its last
+    training step: what it is, from the shards, and what the model gives."""
+
+    class Two(nn.Module):
+        """Gives its input and the input times a weight."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((1,), 2.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + self.weight, x * self.weight
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.error = Two(), Two(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)[1]
+            if self.error:
+                raise RuntimeError("out of memory, say")
+            return self.second(x)[1]
+
+    def forward_and_step(model: Product) -> None:
+        model(torch.ones(1, device=device()))
+        optimizer.step()
+
+    def error_and_step(model: Product) -> None:
+        model.error = True
+        with suppress(RuntimeError):
+            model(torch.ones(1, device=device()))
+        model.error = False
+        optimizer.step()
+
+    def forward_and_load(model: Product) -> None:
+        state = {name: 3 * shard for name, shard in model.state_dict().items()}
+        model(torch.ones(1, device=device()))
+        model.load_state_dict(state)
+
+    results = {}
+    for keep in (True, False):
+        model = Product().to(device())
+        for module in (model.first, model.second, model):
+            lab.shard_module(module, reshard_after_forward=not keep)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        results[f"reshard_after_forward={not keep}"] = happened = {}
+        for change in (forward_and_step, error_and_step, forward_and_load):
+            model.zero_grad()
+            model(torch.ones(1, device=device())).sum().backward()
+            change(model)
+            output = model(torch.ones(1, device=device())).item()
+            model(torch.ones(1, device=device())).sum().backward()
+            product = math.prod(whole(p, name).item() for name, p in model.named_parameters())
+            happened[change.__name__.replace("_", " ")] = [product, output]
+    return results
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -607,15 +690,15 @@ def compute_dtypes(lab: ModuleType, x: Tensor, dtype: torch.dtype | None) -> dic
             super().__init__()
             self.inner = nn.Linear(4, 4)
 
-        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-            seen["input"], seen["integers"] = str(x.dtype), str(positions.dtype)
+        def forward(self, x: Tensor, positions: Tensor, *, mask: Tensor) -> Tensor:
+            seen["input"], seen["integers"], seen["keyword"] = str(x.dtype), str(positions.dtype), str(mask.dtype)
             seen["weight"] = str(self.inner.weight.dtype)
             return self.inner(x)
 
     model = Looks().to(device())
     lab.shard_module(model, mixed_precision=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    output = model(x, torch.arange(3, device=device()))
+    output = model(x, torch.arange(3, device=device()), mask=x)
     seen["output"] = str(output.dtype)
     output.float().sum().backward()
     seen["shard"], seen["gradient"] = str(model.inner.weight.dtype), str(model.inner.weight.grad.dtype)
@@ -721,9 +804,11 @@ def clip(lab: ModuleType, tokens: Tensor, max_norms: Sequence[float]) -> list[di
     return results
 
 
-def clip_rows(lab: ModuleType, rows: int, max_norm: float) -> tuple[float, list[float]]:
-    """Clip the gradient r + 3 of a weight [rows, 1], with some ranks that hold no row; and one plain parameter."""
-    layer = lab.shard_module(nn.Linear(1, rows, bias=False).to(device()))
+def clip_rows(
+    lab: ModuleType, rows: int, max_norm: float, groups: Sequence[Sequence[int]] | None
+) -> tuple[float, list[float]]:
+    """Clip the gradient r + 3 of a weight [rows, 1], with some ranks that hold no row; in each group by itself."""
+    layer = lab.shard_module(nn.Linear(1, rows, bias=False).to(device()), own_group(groups))
     layer(torch.ones(1, 1, device=device())).mul(torch.arange(rows, device=device()) + 3.0).sum().backward()
     norm = lab.clip_grad_norm(list(layer.parameters()), max_norm)
     return norm.item(), whole(layer.weight.grad, "the gradient").flatten().tolist()
@@ -740,13 +825,14 @@ def clip_without_gradients(lab: ModuleType) -> list[float]:
 # --- Saving and loading -----------------------------------------------------------------------------------------------
 
 
-def save_full(lab: ModuleType, tokens: Tensor) -> dict[str, Any]:
-    """The full state on this rank, as it was when training went on; saved by rank 0 alone."""
-    model = shard_network(lab, Network(seed=3).to(device()), reshard_after_forward=False)
+def save_full(lab: ModuleType, tokens: Tensor, groups: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    """The full state on this rank, as it was when training went on; saved by rank 0 of the group alone."""
+    group = own_group(groups)
+    model = shard_network(lab, Network(seed=3).to(device()), reshard_after_forward=False, group=group)
     model(tokens)  # with autograd, so that layers are whole in memory: a state dict holds shards all the same
     with Traffic() as traffic:
         state = lab.full_state_dict(model)
-    if dist.get_rank() == 0:
+    if dist.get_rank(group) == 0:
         names, tied = list(state), state["embedding.weight"] is state["head.weight"]
         plain = all(type(tensor) is Tensor and tensor.device.type == "cpu" for tensor in state.values())
     else:
@@ -764,11 +850,12 @@ def save_full(lab: ModuleType, tokens: Tensor) -> dict[str, Any]:
     }
 
 
-def load_full(lab: ModuleType, full: dict[str, Tensor]) -> dict[str, Any]:
-    """A model with other weights after loading what rank 0 has; an optimiser made before goes on with it."""
-    model = shard_network(lab, Network(seed=5 + dist.get_rank()).to(device()))
+def load_full(lab: ModuleType, full: dict[str, Tensor], groups: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    """A model of other weights after loading what rank 0 of the group has; an optimiser made before goes on with it."""
+    group = own_group(groups)
+    model = shard_network(lab, Network(seed=5 + dist.get_rank()).to(device()), group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    lab.load_full_state_dict(model, full if dist.get_rank() == 0 else {})
+    lab.load_full_state_dict(model, full if dist.get_rank(group) == 0 else {})
     loaded = parameters_of(model) | {"steps": model.steps}
     loaded = {name: tensor.cpu().clone() for name, tensor in loaded.items()}
     for parameter in model.parameters():
@@ -777,11 +864,13 @@ def load_full(lab: ModuleType, full: dict[str, Tensor]) -> dict[str, Any]:
     return {"loaded": loaded, "stepped": parameters_of(model)}
 
 
-def load_bad(lab: ModuleType, states: Sequence[dict[str, Tensor]]) -> list[dict[str, Any]]:
-    """The error of this rank, and whether the model was left alone, for each state of rank 0."""
+def load_bad(lab: ModuleType, states: Sequence[dict[str, Tensor] | None]) -> list[dict[str, Any]]:
+    """The error of this rank, and whether the model was left alone, for each state of rank 0, and then for the sharded
+    state of the model itself."""
     results = []
-    for state in states:
+    for state in [*states, "its own"]:
         model = shard_network(lab, Network(seed=0).to(device()))
+        state = model.state_dict() if state == "its own" else state
         before = [parameter.to_local().clone() for parameter in model.parameters()]
         message = error_message(lambda: lab.load_full_state_dict(model, state if dist.get_rank() == 0 else {}))  # noqa: B023
         kept = all(torch.equal(a, b.to_local()) for a, b in zip(before, model.parameters(), strict=True))

@@ -141,6 +141,11 @@ def test_one_all_gather_for_all_parameters(lab, seed, ranks):
             assert traffic.events[0] == traffic.calls[0], f"{story}: start_gather launches, unshard only waits"
             assert traffic.calls[0].async_op, f"{story}: start_gather must return before the message is there: async_op"
             assert value["still_sharded"], f"{story}: until unshard the shards stay registered"
+            for key, full in pieces(seed).items():
+                assert torch.equal(value["assigned"][key], 2 * full.to(dtype or full.dtype)), (
+                    f"{story}: load_state_dict(assign=True) has registered other shards of {key}, of twice the value: "
+                    f"what is gathered is what is registered, got {value['assigned'][key].tolist()}"
+                )
 
 
 @exercise("2.3", "ShardedLayer.unshard", points=3)
@@ -160,6 +165,10 @@ def test_whole_parameters_are_those_of_before(lab, seed, ranks):
             assert all(value["plain"]), f"{story}: layers compute with plain nn.Parameters, not with DTensors"
             assert value["requires_grad"] == [True, True, False, True], (
                 f"{story}: a frozen shard has a frozen full parameter: {value['requires_grad']}"
+            )
+            assert value["requires_grad_changed"] == [True, False, True, True], (
+                f"{story}: then bias was frozen and frozen was not any more; whole again, each full parameter requires "
+                f"a gradient as its shard does now: {value['requires_grad_changed']}"
             )
             assert value["tied"], f"{story}: a tied parameter is registered in two places; both get the full one"
 
@@ -216,13 +225,17 @@ def test_gradients_are_collected_and_added(lab):
 
 
 def own_gradients(seed: int, ranks: int, rounds: int) -> list[list[dict[str, Tensor]]]:
-    """Of each rank and round: weight for all, bias for rank 0 alone, tail for nobody, frozen never."""
+    """Of each rank and round: weight for all, bias for rank 0 alone (zero in its last row), tail for nobody, frozen
+    never."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"weight": (5, 3), "bias": (5,)}
     drawn = [
         [{n: torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in range(rounds)]
         for _ in range(ranks)
     ]
+    for own in drawn:
+        for each in own:
+            each["bias"][-1] = 0.0
     return [[each if rank == 0 else {"weight": each["weight"]} for each in own] for rank, own in enumerate(drawn)]
 
 
@@ -271,7 +284,7 @@ def test_each_rank_gets_its_rows_of_the_average(lab, seed, ranks, rounds):
                 got[name],
                 rows_of(average, rank, ranks),
                 f"{story}: this rank's rows of the average of {name} over the ranks (a rank without one counts as "
-                "zero; a second reduction adds to the first; no padding)",
+                "zero, zeros are a gradient; a second reduction adds to the first; no padding)",
             )
         for name in ("tail", "frozen"):
             assert got[name] is None, f"{story}: no rank has a gradient of {name}, so it stays None, got {got[name]}"
@@ -585,6 +598,7 @@ def test_compute_in_one_dtype_keep_and_reduce_in_another(lab):
             expected = {
                 "input": compute,
                 "integers": "torch.int64",
+                "keyword": compute,
                 "weight": compute,
                 "output": compute,
                 "shard": "torch.float32",
@@ -592,8 +606,8 @@ def test_compute_in_one_dtype_keep_and_reduce_in_another(lab):
                 "gradient of bias": [3.0] * 4,
             }
             assert value == expected, (
-                f"rank {rank}, mixed_precision={dtype}: floating-point inputs and weights are {compute} in the layer, "
-                f"integers stay, shards and gradients are float32: expected {expected}, got {value}"
+                f"rank {rank}, mixed_precision={dtype}: floating-point inputs, also by keyword, and weights are "
+                f"{compute} in the layer, integers stay, shards and gradients are float32: {expected}, got {value}"
             )
 
 
@@ -644,6 +658,18 @@ def test_activation_checkpointing(lab, seed, ranks):
             f"rank {rank}: recomputed in backward, a layer is whole already, and stays so until backward has left it: "
             f"6 all-gathers and 3 reduce-scatters, got {ops}"
         )
+
+
+@exercise("2.3", "shard_module", points=3)
+def test_a_forward_computes_with_the_shards_of_now(lab):
+    for rank, result in enumerate(lab.on_ranks(2).run(drivers.forward_again)):
+        for options, happened in result.value.items():
+            for change, (expected, got) in happened.items():
+                assert got == pytest.approx(expected), (
+                    f"rank {rank}, {options}, training step, then {change}: the next forward computes with the shards "
+                    f"as they are and gives {expected}, got {got}. Layers that an earlier forward has left whole, or "
+                    "gathered ahead, hold numbers of before: Schedule.start and the load_state_dict hook free them."
+                )
 
 
 # --- Accumulation -----------------------------------------------------------------------------------------------------
@@ -722,14 +748,15 @@ def test_clip_by_the_norm_over_all_ranks(lab, seed, ranks):
 
 @exercise("2.3", "clip_grad_norm", points=2)
 def test_ranks_without_a_row_clip_too(lab):
-    ranks, cases = 4, [(2, 1.0), (5, 1.0)]
+    ranks, cases = 4, [(2, 1.0, None), (5, 1.0, None), (5, 1.0, [[0, 3], [1, 2]])]
     for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.each, drivers.clip_rows, cases)):
-        for (rows, _), (got_norm, got) in zip(cases, result.value, strict=True):
+        for (rows, _, groups), (got_norm, got) in zip(cases, result.value, strict=True):
             gradient = [row + 3.0 for row in range(rows)]
             norm = math.hypot(*gradient)
             expected = [value / (norm + 1e-6) for value in gradient]
             assert math.isclose(got_norm, norm, rel_tol=1e-5), (
-                f"rank {rank} of {ranks}: the norm of {gradient} is {norm}, got {got_norm}"
+                f"rank {rank} of {ranks}, groups {groups}: the norm of {gradient} over the ranks that share it is "
+                f"{norm}, got {got_norm}"
             )
             assert got == pytest.approx(expected, rel=1e-5), (
                 f"rank {rank} of {ranks}: {gradient} clipped to norm 1 is {expected}, got {got}. Each rank clipped by "
@@ -752,51 +779,79 @@ def test_clip_without_gradients_or_without_shards(lab):
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_rank_0_gets_the_whole_state(lab, ranks):
     expected = drivers.Network(seed=3).state_dict()
-    results = lab.on_ranks(ranks).run(drivers.save_full, torch.zeros(1, 2, dtype=torch.int64))
-    first = results[0].value
-    assert first["names"] == list(expected), f"names as before sharding: {list(expected)}, got {first['names']}"
-    assert first["plain"], "rank 0 gets plain tensors on the CPU: the file is to load where nothing is sharded"
-    for name, tensor in expected.items():
-        assert torch.equal(first["state"][name], tensor), (
-            f"{name} is not what it was when it was saved (the shards were changed afterwards): expected "
-            f"{tensor.tolist()}, got {first['state'][name].tolist()}"
-        )
-    assert first["tied"], "embedding and head are one parameter, and should be one tensor in the state"
-    for rank, result in enumerate(results):
-        assert rank == 0 or result.value["names"] == [], (
-            f"rank {rank} needs no state: {{}}, got {result.value['names']}"
-        )
-        biggest = 4 * ranks * chunk_numel(expected["embedding.weight"], ranks)
-        assert result.value["largest"] <= biggest, (
-            f"rank {rank}: {result.value['largest']} bytes in one call, the largest parameter has {biggest}: one "
-            "parameter at a time, the model need not fit on a device"
-        )
+    cases = [(torch.zeros(1, 2, dtype=torch.int64), groups) for groups in groupings(ranks)]
+    results = lab.on_ranks(ranks).run(drivers.each, drivers.save_full, cases)
+    for index, groups in enumerate(groupings(ranks)):
+        for group in groups or [range(ranks)]:
+            first, *others = (results[rank].value[index] for rank in group)
+            story = f"ranks {list(group)}"
+            assert first["names"] == list(expected), (
+                f"{story}: the first gets the names of before sharding: {list(expected)}, got {first['names']}"
+            )
+            assert first["plain"], f"{story}: plain tensors on the CPU: the file is to load where nothing is sharded"
+            for name, tensor in expected.items():
+                got = first["state"][name]
+                assert got.dtype == tensor.dtype and torch.equal(got, tensor), (
+                    f"{story}: {name} is not what it was when it was saved (the shards were changed afterwards): "
+                    f"expected {tensor.tolist()}, got {got.tolist()} in {got.dtype}"
+                )
+            assert first["tied"], "embedding and head are one parameter, and should be one tensor in the state"
+            names_of_others = [value["names"] for value in others]
+            assert not any(names_of_others), (
+                f"{story}: only the first needs a state, the others {{}}: {names_of_others}"
+            )
+            for value in (first, *others):
+                biggest = 4 * len(group) * chunk_numel(expected["embedding.weight"], len(group))
+                assert value["largest"] <= biggest, (
+                    f"{story}: {value['largest']} bytes in one call, the largest parameter has {biggest}: one "
+                    "parameter at a time, the model need not fit on a device"
+                )
+                assert value["gathers"] <= len(names()), (
+                    f"{story}: {len(names())} parameters, tied ones counted once, need a gather each: there were "
+                    f"{value['gathers']} calls"
+                )
+
+
+def groupings(ranks: int) -> list[list[list[int]] | None]:
+    """All ranks in one group; of five also two groups, of which the first rank is not the first of all."""
+    return [None, [[0, 3], [1, 2, 4]]] if ranks == 5 else [None]
 
 
 @exercise("2.3", "load_full_state_dict", points=3)
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_rank_0_gives_the_state_to_all(lab, ranks):
-    full = drivers.Network(seed=3).state_dict() | {"steps": torch.full((1,), 7.0)}
-    own = [{name: tensor.clone() for name, tensor in full.items()} for _ in range(ranks)]
+    full = drivers.Network(seed=3).state_dict() | {"steps": torch.full((1,), 2**40 + 1)}
     parameters = {name: full[name] for name in names()}
-    for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.load_full, per_rank=own)):
-        for name, tensor in (parameters | {"steps": full["steps"]}).items():
-            got = result.value["loaded"][name]
-            assert torch.equal(got, tensor), f"rank {rank} of {ranks}: {name} is {got.tolist()} after loading"
-        for name, tensor in parameters.items():
-            got = result.value["stepped"][name]
-            assert torch.equal(got, tensor - 1), (
-                f"rank {rank}: an optimiser made before loading steps the loaded {name}: load in place"
-            )
+    cases = [(full, groups) for groups in groupings(ranks)]
+    for rank, result in enumerate(lab.on_ranks(ranks).run(drivers.each, drivers.load_full, cases)):
+        for groups, value in zip(groupings(ranks), result.value, strict=True):
+            story = f"rank {rank} of {ranks}, groups {groups}"
+            for name, tensor in (parameters | {"steps": full["steps"]}).items():
+                got = value["loaded"][name]
+                assert torch.equal(got, tensor), (
+                    f"{story}: {name} is {got.tolist()} after loading what the first rank of the group has, "
+                    f"expected {tensor.tolist()}"
+                )
+            for name, tensor in parameters.items():
+                assert torch.equal(value["stepped"][name], tensor - 1), (
+                    f"{story}: an optimiser made before loading steps the loaded {name}: load in place"
+                )
 
 
 @exercise("2.3", "load_full_state_dict", points=2)
 def test_a_state_that_does_not_fit_is_refused_everywhere(lab):
     full = drivers.Network(seed=3).state_dict()
     lacking = {name: tensor for name, tensor in full.items() if name != "again.linear.bias"}
-    states = [lacking, full | {"extra.weight": torch.ones(2)}, full | {"scale": torch.ones(7)}]
+    states = [
+        lacking,
+        full | {"extra.weight": torch.ones(2)},
+        full | {"scale": torch.ones(7)},
+        full | {"scale": 3},
+        None,
+    ]
+    named = ("again.linear.bias", "extra.weight", "scale", "scale", "NoneType", "DTensor")
     for rank, result in enumerate(lab.on_ranks(3).run(drivers.load_bad, states)):
-        for name, got in zip(("again.linear.bias", "extra.weight", "scale"), result.value, strict=True):
+        for name, got in zip(named, result.value, strict=True):
             assert name in got["message"], (
                 f"rank {rank}: only rank 0 can see that {name} does not fit, all must raise a ValueError that names it "
                 f"and go on together: got {got['message'] or 'none'!r}"
