@@ -113,7 +113,9 @@ class Bucket:
         full: the vector, padded with zeros to a multiple of N. Stages 1 and 2 keep it. In stage 3 it holds memory only
             between `gather` and `free`.
         shard: this rank's N-th of it. A view into ``full`` in stages 1 and 2, a vector of its own in stage 3.
-        views: each parameter's place in ``full``, in the parameter's shape.
+        numel: elements of all parameters, without padding.
+        places: each parameter's place in ``full``, a slice.
+        views: the same place in the parameter's shape (which in stage 3 a parameter itself does not always show).
         pieces: what this rank owns of the parameters.
         gradient: this rank's N-th of the gradient, the average over the ranks; None if there is none yet.
         missing: parameters whose gradient the running backward has not produced yet.
@@ -127,7 +129,8 @@ class Bucket:
         self.trained = parameters[0].requires_grad
         self.ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         sizes = [parameter.numel() for parameter in parameters]
-        length = -(-sum(sizes) // self.ranks)
+        self.numel = sum(sizes)
+        length = -(-self.numel // self.ranks)
         self.full = parameters[0].detach().new_zeros(self.ranks * length)
         places = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         self.places = dict(zip(self.parameters, places, strict=True))
@@ -172,8 +175,8 @@ class Bucket:
         # BEGIN SOLUTION
         if self._collected is None:
             self._collected = self.full.new_empty(self.full.shape)
-            self._collected[sum(p.numel() for p in self.parameters) :] = 0  # the padding
-        place = self._collected[self.places[parameter]].view(parameter.shape)
+            self._collected[self.numel :] = 0  # the padding
+        place = self._collected[self.places[parameter]].view(self.views[parameter].shape)
         if parameter.grad is None:
             place.fill_(-0.0)
         else:
@@ -349,6 +352,7 @@ class ShardedOptimizer(Optimizer):
 
     ``inner`` is an ordinary optimiser of the class the user asked for, over this rank's pieces. The class has to update
     elementwise, as SGD, Adam or Adagrad do: LARS and LAMB need the norm of a whole layer, of which a rank has a piece.
+    ``state_file`` is the `StateFile` with its states, None where they are in memory.
 
     - Gradients are averages over the *ranks*. If they hold different numbers of tokens, divide the sum over each rank's
       tokens by the mean number of tokens per rank.

@@ -52,18 +52,28 @@ def summed_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="sum")
 
 
-class Branches(nn.Module):
-    """A trunk, branches of which a forward uses one, and a head: some parameters go without a gradient."""
+class Fork(nn.Module):
+    """Branches of which a forward uses one: the others go without a gradient."""
 
     def __init__(self, seed: int, branches: int = 3) -> None:
         super().__init__()
-        self.trunk = seeded_linear(4, seed)
-        self.branches = nn.ModuleList(seeded_linear(4, seed + 1 + index) for index in range(branches))
-        self.head = seeded_linear(4, seed + 9)
+        self.branches = nn.ModuleList(seeded_linear(4, seed + index) for index in range(branches))
 
     def forward(self, x: Tensor, branch: int) -> Tensor:
         """x [B, 4] and which branch to take -> [B, 4]."""
-        return self.head(self.branches[branch](self.trunk(x)))
+        return self.branches[branch](x)
+
+
+class Branches(nn.Module):
+    """A trunk, a fork and a head."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.trunk, self.fork, self.head = seeded_linear(4, seed), Fork(seed + 1), seeded_linear(4, seed + 9)
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        """x [B, 4] and which branch to take -> [B, 4]."""
+        return self.head(self.fork(self.trunk(x), branch))
 
 
 def seeded_linear(width: int, seed: int) -> nn.Linear:
@@ -165,7 +175,8 @@ def train_branches(lab: ModuleType, own: Sequence[tuple[int, Tensor]], stages: S
     found = []
     for stage in stages:
         model = Branches(seed=0).to(device())
-        options = {"units": []} if stage == 3 else {"bucket_mb": 2**-13}  # 128 bytes: two layers to a bucket
+        # All ranks have to run the same units: the fork is one. 2**-13 MiB are 128 bytes, two layers to a bucket
+        options = {"units": list(model.children())} if stage == 3 else {"bucket_mb": 2**-13}
         zero = make(lab, stage, model, "adamw", **options)
         for branch, x in own:
             model(x.to(device()), branch).square().mean().backward()
@@ -588,6 +599,40 @@ def configurations(lab: ModuleType, cases: Sequence[dict]) -> list[dict | str]:
             found.append(lab.deepspeed_config(**arguments))
         except ValueError as error:
             found.append(str(error))
+    return found
+
+
+def beside_deepspeed(lab: ModuleType, batches: Sequence[Sequence[Tensor]], scale: float) -> dict[int, dict[str, list]]:
+    """For each stage the losses of DeepSpeed under the learner's configuration, and of the learner's own optimiser, on
+    this rank's micro-batches. The losses are scaled, so that a clipped gradient would show."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile for a minute
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    optimizer_class, settings = OPTIMIZERS["adamw"]
+    found = {}
+    for stage in (1, 2, 3):
+        model = build(CONFIG).to(device())
+        config = lab.deepspeed_config(stage, None, 1, len(batches[0]), "fp32")
+        config["zero_optimization"]["reduce_bucket_size"] = 4096  # half a billion by default
+        plain = optimizer_class(model.parameters(), **settings)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=plain, config=config)
+        theirs, mine = [], []
+        for micro_batches in batches:
+            for tokens in micro_batches:
+                loss = scale * summed_token_loss(engine, tokens)
+                engine.backward(loss)
+                engine.step()
+                theirs.append(loss.item())
+        model = build(CONFIG).to(device())
+        zero = make(lab, stage, model, "adamw")
+        for micro_batches in batches:
+            for tokens in micro_batches:
+                loss = scale * summed_token_loss(model, tokens)
+                (loss / len(micro_batches)).backward()
+                mine.append(loss.item())
+            zero.step()
+        found[stage] = {"mine": mine, "theirs": theirs}
     return found
 
 

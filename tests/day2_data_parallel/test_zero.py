@@ -8,6 +8,7 @@ where one process would.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from shardlab.grade import exercise
 from shardlab.observe import Traffic
 
 MIB = 2**20
+torch.set_num_threads(1)  # in the judge, whose matrices are tiny: more threads wait for each other
 
 
 def assert_state(got: drivers.State, expected: drivers.State, what: str) -> None:
@@ -125,8 +127,9 @@ def train_alone(
 def check_same_as_one_process(lab, seed: int, ranks: int, runs: Sequence[dict]) -> None:
     batches = token_batches(seed, ranks)
     results = lab.on_ranks(ranks).run(drivers.train, runs, per_rank=shares(batches))
+    alone = {optimizer: train_alone(batches, optimizer)[0] for optimizer in ("sgd", "adamw")}
     for number, run in enumerate(runs):
-        expected, _ = train_alone(batches, run["optimizer"])
+        expected = alone[run["optimizer"]]
         story = f"stage {run['stage']} on {ranks} ranks, {run['optimizer']}, 3 steps of {MICRO_BATCHES} micro-batches"
         assert_state(results[0].value[number]["weights"], expected, f"{story}, against one process")
         for rank, result in enumerate(results):
@@ -142,8 +145,8 @@ def check_same_as_one_process(lab, seed: int, ranks: int, runs: Sequence[dict]) 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_stages_1_and_2_train_as_one_process(lab, seed, ranks):
     runs = [
-        {"stage": stage, "optimizer": optimizer, "bucket_mb": bucket_mb}
-        for stage, optimizer, bucket_mb in [(1, "sgd", 0.004), (1, "adamw", 25), (2, "sgd", 25), (2, "adamw", 0.002)]
+        {"stage": 1, "optimizer": "adamw", "bucket_mb": 0.004},
+        {"stage": 2, "optimizer": "sgd", "bucket_mb": 0.002},
     ]
     check_same_as_one_process(lab, seed, ranks, runs)
 
@@ -153,7 +156,7 @@ def test_stages_1_and_2_train_as_one_process(lab, seed, ranks):
 def test_stage_3_trains_as_one_process(lab, seed, ranks):
     runs = [
         {"stage": 3, "optimizer": "sgd", "prefetch": 0},
-        {"stage": 3, "optimizer": "adamw", "prefetch": 2},
+        {"stage": 3, "optimizer": "adamw", "prefetch": 1},
     ]
     check_same_as_one_process(lab, seed, ranks, runs)
 
@@ -295,7 +298,7 @@ def check_calls(traffic: Traffic, expected: Sequence[tuple[str, int]], ranks: in
 
 
 @exercise("2.2", "ZeroOptimizer", points=5)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_two_times_the_parameters_travel(lab, seed, ranks):
     tokens = torch.randint(drivers.CONFIG.vocab, (1, 7), generator=torch.Generator().manual_seed(seed))
     limit, micro_batches = 4096, [1, 3]
@@ -317,7 +320,7 @@ def test_two_times_the_parameters_travel(lab, seed, ranks):
 
 
 @exercise("2.2", "ZeroThree", points=5)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_three_times_the_parameters_travel(lab, seed, ranks):
     tokens = torch.randint(drivers.CONFIG.vocab, (1, 7), generator=torch.Generator().manual_seed(seed))
     micro_batches = [1, 3]
@@ -445,7 +448,7 @@ def check_bytes(lab, ranks: int, runs: Sequence[dict], what: str) -> list[list[d
 
 
 @exercise("2.2", "ZeroOptimizer", points=6)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_bytes_of_stages_1_and_2(lab, ranks):
     runs = [{"stage": stage, "bucket_mb": 4 * WIDTH * WIDTH / MIB} for stage in (1, 2)]
     what = (
@@ -465,7 +468,7 @@ def test_bytes_of_stages_1_and_2(lab, ranks):
 
 
 @exercise("2.2", "ZeroThree", points=6)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_bytes_of_stage_3(lab, ranks):
     runs = [{"stage": 3, "prefetch": prefetch} for prefetch in (0, 1)]
     what = "a shard of the parameters, after backward one of the gradients, momentum for its own elements"
@@ -562,7 +565,7 @@ def assert_states(got: dict, expected: dict, what: str) -> None:
 
 
 @exercise("2.2", "ShardedOptimizer.consolidate_state_dict", points=4)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_consolidated_states_are_those_of_one_process(lab, seed, ranks):
     inputs = list(torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(seed)))
     runs = [{"stage": stage, "bucket_mb": 2**-14} for stage in (1, 3)]
@@ -584,9 +587,7 @@ def test_consolidated_states_are_those_of_one_process(lab, seed, ranks):
 
 
 @exercise("2.2", "ShardedOptimizer.load_state_dict", points=5)
-@pytest.mark.parametrize(
-    ("before", "after", "stages"), [(2, 3, (1, 1)), (4, 1, (2, 3)), (1, 4, (3, 2)), (3, 2, (3, 3)), (0, 3, (0, 1))]
-)
+@pytest.mark.parametrize(("before", "after", "stages"), [(2, 3, (1, 3)), (4, 1, (3, 2)), (0, 2, (0, 1))])
 def test_a_checkpoint_loads_at_another_world_size(lab, seed, before, after, stages):
     inputs = list(torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed)))
     if before:
@@ -623,7 +624,7 @@ def test_a_state_of_other_parameters_is_refused(lab):
 
 
 @exercise("2.2", "StateFile.keep", points=5)
-@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (2, 1), (3, 3)])
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (3, 1)])
 def test_states_live_in_a_file(lab, tmp_path, stage, ranks):
     folder = str(tmp_path)
     results = lab.on_ranks(ranks).run(drivers.states_in_a_file, folder, stage, 3)
@@ -661,13 +662,12 @@ def test_nothing_is_left_by_kill_9(lab, tmp_path):
 
 
 @exercise("2.2", "StateFile.keep", points=2)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_offloaded_states_train_as_one_process_and_load(lab, seed, tmp_path, ranks):
+def test_offloaded_states_train_as_one_process_and_load(lab, seed, tmp_path):
     inputs = list(torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed)))
     offload = ("nvme", str(tmp_path))
-    saved = run_from(lab, ranks, 1, inputs[:2], offload=offload)
-    resumed = run_from(lab, 3 - ranks, 3, inputs[2:], saved["weights"], saved["states"], offload=offload)
-    on_cpu = run_from(lab, ranks, 2, inputs, offload=("cpu",))
+    saved = run_from(lab, 1, 1, inputs[:2], offload=offload)
+    resumed = run_from(lab, 2, 3, inputs[2:], saved["weights"], saved["states"], offload=offload)
+    on_cpu = run_from(lab, 2, 2, inputs, offload=("cpu",))
     expected, states = train_plain(inputs)
     assert_state(resumed["weights"], expected, "states on nvme, saved, loaded on other ranks, 4 steps in all")
     assert_states(resumed["states"], states, "states on nvme, at the end")
@@ -737,6 +737,20 @@ def test_deepspeed_accepts_the_configurations(lab, tmp_path, monkeypatch):
         assert read.gradient_clipping == 0
         assert read.train_batch_size == given["micro_batch"] * given["accumulation"]
         assert bool(read.zero_config.offload_optimizer) == bool(given["offload"])
+
+
+@pytest.mark.slow
+def test_deepspeed_trains_the_same_under_these_configurations(lab, seed):
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is missing: tools/install.sh deepspeed")
+    tokens = torch.randint(drivers.CONFIG.vocab, (2, 3, 2, 1, 8), generator=torch.Generator().manual_seed(seed))
+    per_rank = [
+        [list(step) for step in own] for own in tokens
+    ]  # 3 steps of 2 micro-batches; gradients far above norm 1
+    results = lab.on_ranks(2, timeout=120).run(drivers.beside_deepspeed, 10.0, per_rank=per_rank)
+    for rank, result in enumerate(results):
+        for stage, losses in result.value.items():
+            assert losses["mine"] == pytest.approx(losses["theirs"], rel=1e-5), f"stage {stage}, rank {rank}: {losses}"
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------

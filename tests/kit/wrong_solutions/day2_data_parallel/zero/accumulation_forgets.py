@@ -1,4 +1,4 @@
-"""FAILS: ZeroOptimizer, ZeroThree
+"""FAILS: ZeroOptimizer, ZeroThree, ShardedOptimizer.clip_grad_norm
 
 Each backward overwrites the shard of the one before it: of several micro-batches only the last one counts. With one
 micro-batch to a step nobody notices.

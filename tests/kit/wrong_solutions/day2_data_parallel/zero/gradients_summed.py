@@ -1,4 +1,4 @@
-"""FAILS: ZeroOptimizer, ZeroThree, Bucket.collect, ShardedOptimizer.clip_grad_norm
+"""FAILS: ZeroOptimizer, ZeroThree, Bucket.collect, ShardedOptimizer.clip_grad_norm, ShardedOptimizer.load_state_dict
 
 The sum over the ranks in place of the average: a learning rate that grows with every rank that is added.
 """

@@ -1,4 +1,4 @@
-"""FAILS: own_pieces, ZeroOptimizer
+"""FAILS: own_pieces, ZeroOptimizer, ShardedOptimizer.load_state_dict
 
 The last rank's piece reaches to the end of its shard: padding is updated as if it were the last parameter's, has states,
 and in a checkpoint makes that parameter too long.

@@ -1,4 +1,4 @@
-"""FAILS: ZeroOptimizer, ZeroThree, Bucket.collect
+"""FAILS: ZeroOptimizer, ZeroThree, ShardedOptimizer.consolidate_state_dict, ShardedOptimizer.load_state_dict
 
 What is frozen travels and has states too: nothing moves it, and everybody pays for it. (Its gradient counts as zero.)
 """

@@ -1,4 +1,4 @@
-"""FAILS: own_pieces, ZeroOptimizer, ZeroThree
+"""FAILS: own_pieces, ZeroOptimizer, ZeroThree, Bucket.collect, ShardedOptimizer.load_state_dict
 
 Parameters are dealt out whole, to the rank in whose shard they begin, as torch's ZeroRedundancyOptimizer does in its
 way. Here the rest of a parameter that is cut by a border has no owner and is never updated.
