@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint as checkpoint_of_torch
 
 from labs.day1_one_gpu_to_many import single_gpu as mine
@@ -292,7 +291,9 @@ def climb(
             continue
         try:
             result = replace(result, **measure(size, recipe, device))
-        except BackendCompilerFailed as error:
+        except RuntimeError as error:
+            if not (recipe.compiled and is_the_compilers(error)):
+                raise
             yield replace(result, skipped=f"does not compile here: {str(error).partition(chr(10))[0]}")
             continue
         first = first or result
@@ -369,6 +370,13 @@ def matmul_rate(precision: torch.dtype, device: torch.device) -> float:
                 matrix @ matrix
         seconds = min(clock.all_seconds)
     return 2 * width**3 / seconds
+
+
+def is_the_compilers(error: RuntimeError) -> bool:
+    """Whether torch.compile raised it, for want of a C++ compiler for example."""
+    from torch._dynamo.exc import BackendCompilerFailed  # here: importing it takes seconds, and fixes its cache's place
+
+    return isinstance(error, BackendCompilerFailed)
 
 
 def too_slow(precision: torch.dtype, rates: dict[torch.dtype, float]) -> str:
