@@ -40,7 +40,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -78,6 +78,11 @@ class Bench:
     rows: int
     precision: torch.dtype
     tokens: Tensor
+
+    @property
+    def settings(self) -> dict[str, int | float | str]:
+        """What has to be the same for a checkpoint to be continued."""
+        return asdict(self.config) | {"rows": self.rows, "precision": str(self.precision).removeprefix("torch.")}
 
     @property
     def mixed_precision(self) -> torch.dtype | None:
@@ -226,19 +231,20 @@ def compare(bench: Bench, names: list[str], steps: int) -> tuple[list[dict], int
 # --- 2. Pre-training that may be killed -------------------------------------------------------------------------------
 
 
-def save(trainer: Trainer, is_main: bool) -> None:
+def save(bench: Bench, trainer: Trainer) -> None:
     """A checkpoint of the steps so far. Each rank writes its shards; the folder gets its name when all is in it."""
     step = len(trainer.losses)
     partial, final = CHECKPOINTS / f"step-{step:06}.partial", CHECKPOINTS / f"step-{step:06}"
-    if is_main:
+    if bench.me.is_main:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / "losses.json").write_text(json.dumps(trainer.losses))
+        (partial / "settings.json").write_text(json.dumps(bench.settings))
     dist.barrier()
     model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
     dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=partial)
     dist.barrier()
-    if is_main:
+    if bench.me.is_main:
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in [*checkpoints()[:-2], *CHECKPOINTS.glob("*.partial")]:  # of runs that were killed while they wrote
@@ -249,6 +255,18 @@ def save(trainer: Trainer, is_main: bool) -> None:
 def checkpoints() -> list[Path]:
     """Complete checkpoints, the latest last."""
     return sorted(path for path in CHECKPOINTS.glob("step-*") if path.suffix != ".partial")
+
+
+def find_other_setting(bench: Bench) -> str:
+    """What keeps this run from continuing the last checkpoint, in a sentence; empty if nothing does."""
+    for folder in checkpoints()[-1:]:
+        saved = json.loads((folder / "settings.json").read_text())
+        for name, value in bench.settings.items():
+            if saved[name] != value:
+                return (
+                    f"{folder} is of a run with {name} {saved[name]}, this one has {value}: change it or drop --resume"
+                )
+    return ""
 
 
 def load(trainer: Trainer, folder: Path) -> None:
@@ -278,7 +296,7 @@ def pretrain(bench: Bench, name: str, steps: int, every: int, resume: bool) -> t
             trainer.step(batch)
             advance()
             if len(trainer.losses) % every == 0 or len(trainer.losses) == steps:
-                save(trainer, bench.me.is_main)
+                save(bench, trainer)
     return trainer, start
 
 
@@ -427,6 +445,8 @@ def main() -> int:
         dist.barrier()
         tokens = corpus_tokens("train", config.vocab)
         bench = Bench(me, config, chosen.rows, getattr(torch, chosen.precision), tokens)
+        if chosen.resume and (difference := find_other_setting(bench)):
+            options.error(difference)
         records, alone_bytes = compare(bench, chosen.impl, chosen.compare_steps)
         print_table(bench, records)
         trainer, began = pretrain(bench, chosen.impl[0], chosen.steps, chosen.every, chosen.resume)
