@@ -225,9 +225,12 @@ def gather(lab: ModuleType, seed: int, mixed_precision: torch.dtype | None) -> d
     whole_bytes, peak_bytes = memory.live_bytes - before, memory.peak_bytes - before
     tied = module.tied is module.weight
     layer.reshard()
-    module.load_state_dict({name: 2 * shard for name, shard in module.state_dict().items()}, assign=True)
     module.bias.requires_grad_(False)
     module.frozen.requires_grad_(True)
+    layer.unshard()
+    requires_grad_changed = [getattr(module, name).requires_grad for name in PIECES]
+    layer.reshard()
+    module.load_state_dict({name: 2 * shard for name, shard in module.state_dict().items()}, assign=True)
     layer.unshard()
     return {
         "events": traffic.to_data(),
@@ -236,7 +239,7 @@ def gather(lab: ModuleType, seed: int, mixed_precision: torch.dtype | None) -> d
         "assigned": {name: getattr(module, name).detach().cpu() for name in PIECES},
         "plain": [type(getattr(module, name)) is nn.Parameter for name in PIECES],
         "requires_grad": requires_grad,
-        "requires_grad_changed": [getattr(module, name).requires_grad for name in PIECES],
+        "requires_grad_changed": requires_grad_changed,
         "tied": tied,
         "whole_bytes": whole_bytes,
         "peak_bytes": peak_bytes,
