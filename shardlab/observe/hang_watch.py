@@ -102,7 +102,8 @@ class HangWatch:
 
     def __enter__(self) -> HangWatch:
         self._watched_thread = threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        board = self._board.clone()  # a store serves one thread at a time, and this one may be waiting in it
+        self._thread = threading.Thread(target=self._watch, args=(board,), daemon=True)
         self._thread.start()
         self._listening = ExitStack()
         self._listening.enter_context(listen(self._note_collective))
@@ -146,8 +147,7 @@ class HangWatch:
             self._judged.wait(GOODBYE_SECONDS)
             raise RuntimeError(f"not run, as other ranks make another call here: {self.mismatch or call}")
 
-    def _watch(self) -> None:
-        board = self._board.clone()  # a store serves one thread at a time, and the other one may be waiting in it
+    def _watch(self, board: dist.Store) -> None:
         try:
             while not self._over.wait(min(TICK, self._deadline / 4)) and not self._judged.is_set():
                 frame = sys._current_frames().get(self._watched_thread)
