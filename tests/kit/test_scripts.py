@@ -19,7 +19,7 @@ SMALL = {  # options that keep a run to some seconds; a new lesson names its own
     "ddp": ["--impl", "mine", "torch", "accelerate", "--batch", "48", "--steps", "2", "--epochs", "1"],
     "zero": ["--hidden", "128", "--layers", "4", "--steps", "4"],
     "fsdp": ["--steps", "4", "--every", "2", "--compare-steps", "3", "--rows", "4", "--hidden", "64", "--layers", "1"],
-    "data_parallel_workshop": "--impl mine --ranks 1 3 --hidden 48 --layers 2 --steps 1".split(),
+    "data_parallel_workshop": ["--impl=mine", "--ranks", "1", "3", "--hidden=48", "--layers=2", "--steps=1"],
     "tensor_parallel": ["--layers", "1", "--hidden", "96", "--batch", "2", "--sequence", "32", "--steps", "3"],
     "pipeline": ["--layers", "4", "--steps", "2", "--micro-batches", "1", "3", "--batch-ms", "30"],
 }
