@@ -89,7 +89,7 @@ def measured() -> None:
         )
     parameters = seen[0]["psi"] / 2**20
     axes.set(xlabel=f"MiB on rank 0 of 4, {parameters:.2f} MiB of fp32 parameters, Adam", xlim=(0, 15))
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.25), ncols=4)
     show.save_figure(figure, HERE / "zero_measured.svg")
 
 
