@@ -131,15 +131,17 @@ def of_deepspeed(stage: int, job: Job) -> Parts:
     import deepspeed
 
     config = deepspeed_config(stage, None, job.rows, accumulation=1, precision="fp32")
-    elements = int(BUCKET_MB * MIB) // 4  # its default of 500 million would be the largest tensor here by far
-    config["zero_optimization"] |= {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
-    config["zero_optimization"]["stage3_param_persistence_threshold"] = (
-        0  # or it keeps whole what is small, all of this
-    )
+    bucket = int(BUCKET_MB * MIB) // 4  # elements; its defaults count in billions, and a small model is never sharded
+    config["zero_optimization"] |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    config["zero_optimization"] |= {
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+    }
     model = job.model()
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(model.parameters(), **ADAM), config=config
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def backward(tokens: Tensor) -> Tensor:
         loss = next_token_loss(engine(tokens), tokens)

@@ -448,13 +448,14 @@ class ShardedOptimizer(Optimizer):
         # END SOLUTION
 
     def _launch_reduce(self, bucket: Bucket) -> None:
-        """Launch a bucket's reduce-scatter once the one before it has arrived.
+        """Launch a bucket's reduce-scatter, then wait for the one before it.
 
-        One under way and one filling: so peak gradient memory is the shards and two buckets, however large the model.
+        One under way while the next one fills: so peak gradient memory is the shards and two buckets, however large the
+        model. Waiting only after the launch keeps the network busy.
         """
         # BEGIN SOLUTION
-        self._finish_reduce()
         bucket.launch_reduce()
+        self._finish_reduce()
         self._under_way = bucket
         # END SOLUTION
 
