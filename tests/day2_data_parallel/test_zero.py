@@ -408,7 +408,7 @@ def check_order(traffic: Traffic, expected: Sequence[str], story: str) -> None:
 
 # --- What a rank holds ------------------------------------------------------------------------------------------------
 
-LAYERS, WIDTH = 12, 35  # 35 * 35 is no multiple of 2, 3 or 4
+LAYERS, WIDTH = 9, 35  # 35 * 35 is no multiple of 2, 3 or 4
 INPUT_BYTES = 4 * WIDTH
 ACTIVATION_BYTES = (LAYERS + 4) * INPUT_BYTES
 BACKEND = 2  # messages of which gloo may hold a copy of its own: the last one, and one it has not let go of yet
