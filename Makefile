@@ -6,7 +6,7 @@ BIN := .venv/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
-tour: ready ## train a small GPT every way the course teaches, on 4 ranks; about a minute
+tour: ready ## train a small GPT every way the course teaches, on 4 ranks; a minute or two
 	@$(BIN)/shardlab tour
 
 lab: ready ## open JupyterLab on the course

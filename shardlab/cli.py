@@ -27,7 +27,7 @@ Which = Annotated[str | None, typer.Argument(metavar="LESSON", help='id or slug,
 
 @app.command()
 def tour() -> None:
-    """Train a small GPT every way the course teaches, on 4 ranks, and compare; about a minute."""
+    """Train a small GPT every way the course teaches, on 4 ranks, and compare; a minute or two."""
     from shardlab.tour.run import run_tour
 
     raise typer.Exit(run_tour())

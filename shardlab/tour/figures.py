@@ -28,6 +28,7 @@ KINDS = {
     "buffer": ("buffers", "#CCBB44"),
     "other": ("other", "#BBBBBB"),
 }
+LEGEND_COLUMNS = 4
 SMALLEST_DRAWN = 1e-9  # a difference of zero has no place on a logarithmic axis
 
 
@@ -56,9 +57,9 @@ def data_uri(figure: Figure) -> str:
 
 def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
     """Loss curves on top of each other, and how far each is from the first."""
-    figure = Figure(figsize=(9.6, 4.2))
-    curves, gaps = figure.subplots(1, 2)
     yardstick, *others = outcomes
+    figure = Figure(figsize=(9.6, 4.0 + 0.25 * math.ceil(len(others) / LEGEND_COLUMNS)))
+    curves, gaps = figure.subplots(1, 2)
     steps = range(1, len(yardstick.losses) + 1)
     curves.plot(steps, yardstick.losses, color="#C4C9D1", linewidth=9)
     curves.annotate(yardstick.strategy.name, (1, yardstick.losses[0]), xytext=(12, 0), textcoords="offset points")
@@ -71,9 +72,7 @@ def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
         curves.plot(steps, outcome.losses, **look, linestyle=dashes if len(others) > 1 else "-")
         gaps.plot(steps, distance, **look, linestyle="none", marker=".")
     curves.set(title="Loss of every strategy", xlabel="step", ylabel="nats per token")
-    figure.legend(
-        *gaps.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(others)), markerscale=1.5
-    )
+    figure.legend(*gaps.get_legend_handles_labels(), loc="outside lower center", ncols=LEGEND_COLUMNS, markerscale=1.5)
     gaps.axhline(tolerance, color=INK, linewidth=1, linestyle=":")
     gaps.annotate("allowed", (1, tolerance), xytext=(0, 4), textcoords="offset points", fontsize=9)
     gaps.set(title=f"Distance from {yardstick.strategy.name}", xlabel="step", ylabel="relative difference")
