@@ -758,7 +758,11 @@ class ZeroThree(ShardedOptimizer):
         raise NotAttempted("2.2 ZeroThree._before_forward")
 
     def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
-        """Free the unit, and see to it that the beginning of its backward is noticed. Also runs after an error."""
+        """Free the unit, and see to it that the beginning of its backward is noticed. Also runs after an error.
+
+        When the whole model's forward is over, nothing is held for a forward any more: not what was fetched ahead for
+        one that did not come.
+        """
         raise NotAttempted("2.2 ZeroThree._after_forward")
 
     def _before_backward(self, unit: Unit, gradient: Tensor) -> None:

@@ -948,9 +948,14 @@ class ZeroThree(ShardedOptimizer):
         # END SOLUTION
 
     def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
-        """Free the unit, and see to it that the beginning of its backward is noticed. Also runs after an error."""
+        """Free the unit, and see to it that the beginning of its backward is noticed. Also runs after an error.
+
+        When the whole model's forward is over, nothing is held for a forward any more: not what was fetched ahead for
+        one that did not come.
+        """
         # BEGIN SOLUTION
-        self._release(unit, "forward")
+        for each in self._units.values() if module is self.module else [unit]:
+            self._release(each, "forward")
         for leaf in tree_leaves(output):
             if needs_gradient(leaf):
                 leaf.register_hook(partial(self._before_backward, unit))

@@ -372,18 +372,26 @@ class Reused(nn.Module):
         return last(torch.tanh(x)) + x
 
 
-def train_reused(lab: ModuleType, inputs: Sequence[Tensor]) -> tuple[State, int]:
+def train_reused(lab: ModuleType, inputs: Sequence[Tensor]) -> tuple[State, list[int]]:
     """The weights of `Reused` after a step for each input, with two forwards before each backward, and an error in a
-    forward in between; the bytes that its parameters hold at the end."""
+    forward in between; the bytes that its parameters hold after an error, after a step, after an evaluation."""
     model = Reused().to(device())
     zero = make(lab, 3, model, "sgd")
     for x in inputs:
         with suppress(RuntimeError):
             model(x.new_zeros(1, 5).to(device()))
+        held = [parameter_bytes(model)]
         (model(x.to(device())).square().mean() + model(2 * x.to(device())).mean()).backward()
         zero.step()
-    held = sum(parameter.nbytes for parameter in model.parameters())
+    held.append(parameter_bytes(model))
+    with torch.no_grad():
+        model(inputs[0].to(device()))
+    held.append(parameter_bytes(model))
     return zero.full_state_dict(), held
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def weights_on_demand(lab: ModuleType, seed: int, other: State) -> dict[str, object]:
