@@ -105,6 +105,7 @@ def _join(timeout: float, backend: str | None) -> TorchrunRank:
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout),
     )
+    dist.barrier()  # a rank with nothing to do may leave at once, and must not be gone before its peers have connected
     return TorchrunRank(rank, world_size, device)
 
 
