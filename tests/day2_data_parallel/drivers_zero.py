@@ -372,26 +372,23 @@ class Reused(nn.Module):
         return last(torch.tanh(x)) + x
 
 
-def train_reused(lab: ModuleType, inputs: Sequence[Tensor]) -> tuple[State, list[int]]:
+def train_reused(lab: ModuleType, inputs: Sequence[Tensor], shard_bytes: int) -> tuple[State, int]:
     """The weights of `Reused` after a step for each input, with two forwards before each backward, and an error in a
-    forward in between; the bytes that its parameters hold after an error, after a step, after an evaluation."""
+    forward in between; and the bytes beyond ``shard_bytes`` that live after an evaluation with another error."""
     model = Reused().to(device())
     zero = make(lab, 3, model, "sgd")
     for x in inputs:
         with suppress(RuntimeError):
             model(x.new_zeros(1, 5).to(device()))
-        held = [parameter_bytes(model)]
         (model(x.to(device())).square().mean() + model(2 * x.to(device())).mean()).backward()
         zero.step()
-    held.append(parameter_bytes(model))
-    with torch.no_grad():
-        model(inputs[0].to(device()))
-    held.append(parameter_bytes(model))
-    return zero.full_state_dict(), held
-
-
-def parameter_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
+    x = inputs[0].to(device(), copy=True)
+    with PeakMemory() as memory, torch.no_grad():
+        model(x)
+        with suppress(RuntimeError):
+            model(x[:, :5])
+        left = settle(memory, shard_bytes + x.nbytes) - shard_bytes - x.nbytes
+    return zero.full_state_dict(), left
 
 
 def weights_on_demand(lab: ModuleType, seed: int, other: State) -> dict[str, object]:
