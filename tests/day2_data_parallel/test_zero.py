@@ -127,7 +127,7 @@ def train_alone(
 def check_same_as_one_process(lab, seed: int, ranks: int, runs: Sequence[dict]) -> None:
     batches = token_batches(seed, ranks)
     results = lab.on_ranks(ranks).run(drivers.train, runs, per_rank=shares(batches))
-    alone = {optimizer: train_alone(batches, optimizer)[0] for optimizer in ("sgd", "adamw")}
+    alone = {optimizer: train_alone(batches, optimizer)[0] for optimizer in {run["optimizer"] for run in runs}}
     for number, run in enumerate(runs):
         expected = alone[run["optimizer"]]
         story = f"stage {run['stage']} on {ranks} ranks, {run['optimizer']}, 3 steps of {MICRO_BATCHES} micro-batches"
@@ -154,11 +154,7 @@ def test_stages_1_and_2_train_as_one_process(lab, seed, ranks):
 @exercise("2.2", "ZeroThree", points=6)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_stage_3_trains_as_one_process(lab, seed, ranks):
-    runs = [
-        {"stage": 3, "optimizer": "sgd", "prefetch": 0},
-        {"stage": 3, "optimizer": "adamw", "prefetch": 1},
-    ]
-    check_same_as_one_process(lab, seed, ranks, runs)
+    check_same_as_one_process(lab, seed, ranks, [{"stage": 3, "optimizer": "adamw", "prefetch": ranks % 3}])
 
 
 @exercise("2.2", "ZeroOptimizer", points=1)
