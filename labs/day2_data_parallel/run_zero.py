@@ -10,9 +10,10 @@ Three questions, one table each:
    (that is the point, and no error), and on 2 ranks or more ZeRO-3 trains.
 3. What does it cost to keep the states in a file? Bytes in the file, and how fast they go through the update.
 
-Tier 1, a laptop CPU (2 cores, gloo; 13 CPU seconds on 1 rank, 51 on 4). Memory and traffic come out the same on every
-machine. Time does not: on 2 ranks of 2 busy cores ZeRO-1 took 0.90 to 1.02 times as long as ZeroRedundancyOptimizer,
-ZeRO-3 1.07 to 1.35 times, DeepSpeed's stages 1.4 to 2.8 times. More ranks than cores share the cores.
+Tier 1, a laptop CPU (2 cores, gloo; 20 s on 2 ranks, 32 s on 4). Memory and traffic come out the same on every machine.
+Time does not: on 2 cores that others used too, with 2 ranks, ZeRO-1 took 0.80 to 0.93 times as long as torch's
+ZeroRedundancyOptimizer in four runs of 16 steps, ZeRO-2 0.80 to 1.04, ZeRO-3 1.04 to 1.25, and DeepSpeed's stages 1.41,
+1.29 and 3.73 times in one. More ranks than cores share the cores.
 
     python labs/day2_data_parallel/run_zero.py
     torchrun --standalone --nproc-per-node 4 labs/day2_data_parallel/run_zero.py
