@@ -6,6 +6,7 @@ is wrong. Of every other exercise whose code uses what was replaced, the first c
 """
 
 import ast
+import shutil
 from dataclasses import dataclass, field
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
@@ -106,9 +107,10 @@ def _names_in(node: ast.AST) -> set[str]:
 
 
 def lay_over(graded: Lesson, wrong: Path, submission: Path) -> Path:
-    """A submission: the solution, and after it the definitions that replace some of its own."""
+    """A submission: all solutions, on which later lessons build, and at the end of this lesson's the definitions that
+    replace some of its own."""
+    shutil.copytree(ROOT / "solutions", submission, ignore=shutil.ignore_patterns("__pycache__"))
     file = submission / graded.day / f"{graded.slug}.py"
-    file.parent.mkdir(parents=True)
     file.write_text(f"{graded.solution.read_text()}\n\n{wrong.read_text()}")
     return submission
 
