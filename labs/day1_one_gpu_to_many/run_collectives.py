@@ -40,11 +40,19 @@ import torch.distributed as dist
 
 from labs.day1_one_gpu_to_many import collectives as mine
 from shardlab import show
-from shardlab.observe.benchmark import OPS, OPS_ON_BLOCKS, problem, time_in_turns
-from shardlab.ranks import TorchrunRank, all_gather_single, reduce_scatter_single, torchrun_ranks
+from shardlab.observe.benchmark import (
+    BUILT_IN,
+    OPS,
+    OPS_ON_BLOCKS,
+    SUFFIXES,
+    parse_bytes,
+    problem,
+    sizes_between,
+    time_in_turns,
+)
+from shardlab.ranks import TorchrunRank, torchrun_ranks
 
 KIB = 2**10
-SUFFIXES = {"K": KIB, "M": KIB**2, "G": KIB**3}
 GB_PER_S = 1e9
 
 
@@ -69,15 +77,8 @@ class Contender:
 def contenders(op: str, impls: Sequence[str]) -> list[Contender]:
     """Who competes in an operation, yours first."""
     names = mine.ALL_REDUCE_ALGORITHMS if op == "all_reduce" else (op,)
-    built_in = {
-        "all_reduce": dist.all_reduce,
-        "broadcast": dist.broadcast,
-        "reduce_scatter": reduce_scatter_single,
-        "all_gather": all_gather_single,
-        "all_to_all": dist.all_to_all,
-    }
     everyone = [Contender(name, "mine", getattr(mine, name)) for name in names]
-    everyone.append(Contender(f"torch ({dist.get_backend()})", "torch", built_in[op]))
+    everyone.append(Contender(f"torch ({dist.get_backend()})", "torch", BUILT_IN[op]))
     return [contender for contender in everyone if contender.impl in impls]
 
 
@@ -114,14 +115,6 @@ def measure(op: str, num_bytes: int, rivals: Sequence[Contender], me: TorchrunRa
     right = [rival for rival in rivals if not wrong[rival.name]]
     seconds = time_in_turns({rival.name: (rival.call, arguments[rival.name]) for rival in right})
     return [_measurement(op, rival, 4 * numel, wrong[rival.name], seconds.get(rival.name), me) for rival in rivals]
-
-
-def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """smallest, smallest x factor, ... up to largest."""
-    sizes = [smallest]
-    while sizes[-1] * factor <= largest:
-        sizes.append(sizes[-1] * factor)
-    return sizes
 
 
 def sweep(ops: Sequence[str], sizes: Sequence[int], impls: Sequence[str], me: TorchrunRank) -> list[Measurement]:
@@ -283,14 +276,6 @@ def find_fault(wrong: Sequence[Measurement], me: TorchrunRank) -> str:
         f"WRONG: {first.algorithm} on {me.world_size} ranks has {first.wrong} wrong elements at {first.num_bytes:,} B; "
         f"{len(wrong)} rows are wrong in all. shardlab test 1.3 says more."
     )
-
-
-def parse_bytes(text: str) -> int:
-    """``"64M"`` as 67,108,864, as nccl-tests reads it."""
-    number, unit = (text[:-1], SUFFIXES[text[-1].upper()]) if text[-1:].upper() in SUFFIXES else (text, 1)
-    if not number.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or a number with K, M or G")
-    return int(number) * unit
 
 
 def main() -> int:

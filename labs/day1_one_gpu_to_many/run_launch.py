@@ -59,21 +59,21 @@ import torch.distributed as dist
 from labs.day1_one_gpu_to_many import launch as mine
 from shardlab import show
 from shardlab.observe import Traffic
-from shardlab.observe.benchmark import OPS, OPS_ON_BLOCKS, problem, time_in_turns
-from shardlab.ranks import all_gather_single, clean_end, device, reduce_scatter_single, torchrun_ranks
+from shardlab.observe.benchmark import (
+    BUILT_IN,
+    OPS,
+    OPS_ON_BLOCKS,
+    parse_bytes,
+    problem,
+    sizes_between,
+    time_in_turns,
+)
+from shardlab.ranks import clean_end, device, torchrun_ranks
 
 FAULTS = ("skip", "shape", "order", "groups", "slow", "crash")
 CULPRIT = 1
-SUFFIXES = {"K": 2**10, "M": 2**20, "G": 2**30}
 GB_PER_S = 1e9
 SEED = 14
-CALLS = {
-    "all_reduce": dist.all_reduce,
-    "broadcast": dist.broadcast,
-    "reduce_scatter": reduce_scatter_single,
-    "all_gather": all_gather_single,
-    "all_to_all": dist.all_to_all,
-}
 
 
 # --- A step that goes wrong -------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def check(op: str, num_bytes: int) -> tuple[int, int, int]:
         numel -= numel % dist.get_world_size()
     task = problem(op, numel)
     with Traffic() as traffic:
-        CALLS[op](*task.arguments)
+        BUILT_IN[op](*task.arguments)
     sent = torch.tensor(traffic.sent_bytes(), device=device())
     dist.all_reduce(sent, dist.ReduceOp.MAX)
     return 4 * numel, task.count_wrong(), int(sent)
@@ -139,7 +139,7 @@ def measure(op: str, num_bytes: int, wrong: int, sent: int) -> Measurement:
     task = problem(op, num_bytes // 4)
     for tensor in task.result:
         tensor.zero_()  # sums of zeros stay finite however often they are repeated
-    seconds = time_in_turns({op: (CALLS[op], task.arguments)})[op]
+    seconds = time_in_turns({op: (BUILT_IN[op], task.arguments)})[op]
     return Measurement(op, num_bytes, wrong, seconds, num_bytes / seconds, sent / seconds)
 
 
@@ -154,14 +154,6 @@ def sweep(ops: Sequence[str], sizes: Sequence[int], watch: object) -> list[Measu
             rows.append(measure(*case))
             advance()
     return rows
-
-
-def sizes_between(smallest: int, largest: int, factor: int = 4) -> list[int]:
-    """smallest, smallest x factor, ... up to largest."""
-    sizes = [smallest]
-    while sizes[-1] * factor <= largest:
-        sizes.append(sizes[-1] * factor)
-    return sizes
 
 
 # --- Table, figure, verdict -------------------------------------------------------------------------------------------
@@ -209,14 +201,6 @@ def join(impl: str, stack: ExitStack, deadline: float) -> str:
     stack.enter_context(mine.connect(environment, timeout=60))
     place = f"local rank {environment.local_rank} of {environment.local_world_size}"
     return f"{environment.launcher}, {place}, attempt {environment.attempt}"
-
-
-def parse_bytes(text: str) -> int:
-    """``"64M"`` as 67,108,864, as nccl-tests reads it."""
-    number, unit = (text[:-1], SUFFIXES[text[-1].upper()]) if text[-1:].upper() in SUFFIXES else (text, 1)
-    if not number.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or a number with K, M or G")
-    return int(number) * unit
 
 
 def main() -> int:

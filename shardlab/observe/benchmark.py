@@ -1,10 +1,12 @@
 """Collectives with known answers, and their time: what every script with a bandwidth table does.
 
-`problem` makes the arguments of one call and knows what must come out; `time_in_turns` times several ways to do it.
+`problem` makes the arguments of one call and knows what must come out, `BUILT_IN` is torch's call for each operation,
+`time_in_turns` times several ways to do it. `parse_bytes` and `sizes_between` say for which sizes.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +15,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from shardlab.ranks.compat import all_gather_single, reduce_scatter_single
 from shardlab.ranks.device import device
 
-OPS_ON_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")  # one block per rank: N must divide the tensor
-OPS = ("all_reduce", "broadcast", *OPS_ON_BLOCKS)
+BUILT_IN: dict[str, Callable[..., object]] = {
+    "all_reduce": dist.all_reduce,
+    "broadcast": dist.broadcast,
+    "reduce_scatter": reduce_scatter_single,
+    "all_gather": all_gather_single,
+    "all_to_all": dist.all_to_all,
+}
+OPS = tuple(BUILT_IN)
+OPS_ON_BLOCKS = OPS[2:]  # one block per rank: N must divide the tensor
+SUFFIXES = {"K": 2**10, "M": 2**20, "G": 2**30}
 SECONDS_PER_SIZE = 2.0  # of measuring; a round of all calls that takes longer still gets its two repeats
 REPEATS = range(2, 21)
 
@@ -47,8 +58,7 @@ def problem(op: str, numel: int) -> Problem:
     """Small whole numbers, so that sums are exact in any order.
 
     Args:
-        op: one of `OPS`, as arguments of ``dist.all_reduce``, ``dist.broadcast`` from rank 0, `reduce_scatter_single`,
-            `all_gather_single` and ``dist.all_to_all``.
+        op: one of `OPS`; the arguments are those of `BUILT_IN`, a broadcast comes from rank 0.
         numel: of the full tensor, float32; for `OPS_ON_BLOCKS` a multiple of the number of ranks.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -96,3 +106,19 @@ def _seconds(call: Callable, arguments: tuple) -> float:
     if device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def parse_bytes(text: str) -> int:
+    """``"64M"`` as 67,108,864, as nccl-tests reads it; for argparse."""
+    number, unit = (text[:-1], SUFFIXES[text[-1].upper()]) if text[-1:].upper() in SUFFIXES else (text, 1)
+    if not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or a number with K, M or G")
+    return int(number) * unit
+
+
+def sizes_between(smallest: int, largest: int, factor: int = 4) -> list[int]:
+    """smallest, smallest x factor, ... up to largest."""
+    sizes = [smallest]
+    while sizes[-1] * factor <= largest:
+        sizes.append(sizes[-1] * factor)
+    return sizes

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.grade.drivers import error_message, own_group, seeded_linear, summed_token_loss
 from shardlab.models import TransformerConfig, build
 from shardlab.observe import Traffic
 from shardlab.ranks import device
@@ -36,12 +36,6 @@ def language_model(seed: int) -> nn.Module:
     return model
 
 
-def summed_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Sum over the next-token losses of ``tokens`` [1, T]: T - 1 of them."""
-    logits = model(tokens)
-    return F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
-
-
 class Branches(nn.Module):
     """A trunk, branches of which a forward uses one, and a head: some parameters go without a gradient."""
 
@@ -55,14 +49,6 @@ class Branches(nn.Module):
         """x [B, 4] and which branch to take (-1: none) -> [B, 4]."""
         x = self.trunk(x)
         return self.head(self.branches[branch](x) if branch >= 0 else x)
-
-
-def seeded_linear(width: int, seed: int) -> nn.Linear:
-    """Square, without bias, its weights from the seed alone."""
-    layer = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)) / width**0.5)
-    return layer
 
 
 def state_of(module: nn.Module) -> State:
@@ -111,15 +97,6 @@ def train(
         (summed_token_loss(model, tokens) / mean).backward()
         optimizer.step()
     return state_of(module)
-
-
-def own_group(groups: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
-    """Every rank makes all groups, in the same order, and keeps its own."""
-    if groups is None:
-        return None
-    limit = datetime.timedelta(seconds=30)
-    made = [dist.new_group(list(ranks), timeout=limit) for ranks in groups]
-    return next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
 
 
 def train_in_groups(
@@ -362,15 +339,6 @@ def wrap_outside_group(lab: ModuleType) -> str:
     """The message of the ValueError when every rank wraps its model with a group of rank 0 alone; "" if none."""
     group = dist.new_group([0], timeout=datetime.timedelta(seconds=30))
     return error_message(lambda: lab.DataParallel(nn.Linear(2, 2).to(device()), group=group))
-
-
-def error_message(call: Callable[[], object]) -> str:
-    """The message of the ValueError that ``call`` raises; "" if it raises none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 # --- Sampler, formulas, optimisers: one process -----------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shardlab.grade.drivers import error_message, own_group, seeded_linear, summed_token_loss
 from shardlab.models import TransformerConfig, build, next_token_loss
 from shardlab.observe import PeakMemory, Traffic
 from shardlab.ranks import device
@@ -103,12 +103,6 @@ def refuse_built_ins(model: nn.Module) -> nn.Module:
             "reduce-scatters and hooks."
         )
     return model
-
-
-def summed_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Sum over the next-token losses of ``tokens`` [1, T]: T - 1 of them."""
-    logits = model(tokens)
-    return F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
 
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:
@@ -496,14 +490,6 @@ def checkpointed(lab: ModuleType, x: Tensor, ranks: int) -> dict[str, Any]:
     return {"gradients": gradients_of(model), "ops": traffic.ops()}
 
 
-def seeded_linear(width: int, seed: int) -> nn.Linear:
-    """Square, without bias, its weights from the seed alone."""
-    layer = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)) / width**0.5)
-    return layer
-
-
 # --- Between two forwards ---------------------------------------------------------------------------------------------
 
 
@@ -614,15 +600,6 @@ def train_in_groups(
 ) -> dict[str, Any]:
     """`train` with this rank's batches and means in one argument."""
     return train(lab, *own, groups, {})
-
-
-def own_group(groups: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
-    """Every rank makes all groups, in the same order, and keeps its own."""
-    if groups is None:
-        return None
-    limit = datetime.timedelta(seconds=30)
-    made = [dist.new_group(list(ranks), timeout=limit) for ranks in groups]
-    return next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
 
 
 def traffic_of_a_step(lab: ModuleType, tokens: Tensor, options: dict) -> list[dict]:
@@ -981,12 +958,3 @@ def refusals(lab: ModuleType) -> dict[str, str]:
             with no_traffic():
                 messages[name] = error_message(call)
     return messages
-
-
-def error_message(call: Callable[[], object]) -> str:
-    """The message of the ValueError that ``call`` raises; "" if it raises none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -6,7 +6,6 @@ process.
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
 import time
@@ -18,10 +17,10 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.grade.drivers import error_message, own_group, seeded_linear, summed_token_loss
 from shardlab.models import TransformerConfig, build
 from shardlab.observe import PeakMemory, Traffic
 from shardlab.ranks import device
@@ -47,11 +46,6 @@ def language_model(seed: int) -> nn.Module:
     return model
 
 
-def summed_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Sum over the next-token losses of ``tokens`` [1, T]: T - 1 of them."""
-    return F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="sum")
-
-
 class Fork(nn.Module):
     """Branches of which a forward uses one: the others go without a gradient."""
 
@@ -74,14 +68,6 @@ class Branches(nn.Module):
     def forward(self, x: Tensor, branch: int) -> Tensor:
         """x [B, 4] and which branch to take -> [B, 4]."""
         return self.head(self.fork(self.trunk(x), branch))
-
-
-def seeded_linear(width: int, seed: int) -> nn.Linear:
-    """Square, without bias, its weights from the seed alone."""
-    layer = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)) / width**0.5)
-    return layer
 
 
 def linear_layers(layers: int, width: int) -> nn.Sequential:
@@ -112,15 +98,6 @@ def make(lab: ModuleType, stage: int, model: nn.Module, optimizer: str | tuple, 
 def weights_of(stage: int, model: nn.Module, zero: object) -> State:
     """All weights, on rank 0 of the group (stages 1 and 2: on every rank)."""
     return zero.full_state_dict() if stage == 3 else state_of(model)
-
-
-def own_group(groups: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
-    """Every rank makes all groups, in the same order, and keeps its own."""
-    if groups is None:
-        return None
-    limit = datetime.timedelta(seconds=30)
-    made = [dist.new_group(list(ranks), timeout=limit) for ranks in groups]
-    return next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -677,12 +654,3 @@ def clip_by(lab: ModuleType, max_norm: float) -> str:
     """The message of the ValueError for a norm that is not positive."""
     zero = make(lab, 1, linear_layers(1, 2).to(device()), "sgd")
     return error_message(lambda: zero.clip_grad_norm(max_norm))
-
-
-def error_message(call: Callable[[], object], kind: type[Exception] = ValueError) -> str:
-    """The message of the error that ``call`` raises; "" if it raises none."""
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    return ""

@@ -3,7 +3,6 @@ data. The model and the loss serve the judge too, who trains the same thing in o
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from checks_pipeline import Plan, parse
 from torch import Tensor, nn
 
+from shardlab.grade.drivers import own_group
 from shardlab.models import TransformerConfig, build
 from shardlab.observe import PeakMemory, Traffic
 from shardlab.ranks import device
@@ -185,15 +185,6 @@ def run_each(lab: ModuleType, plans: Sequence[Plan], batches: Sequence[Batch]) -
 def run_in_groups(lab: ModuleType, own: tuple[Plan, Batch], groups: Sequence[Sequence[int]]) -> dict:
     """`run` of this rank's own plan and batch in its own group."""
     return run(lab, *own, groups=groups)
-
-
-def own_group(groups: Sequence[Sequence[int]] | None, seconds: float = 30) -> dist.ProcessGroup | None:
-    """Every rank makes all groups, in the same order, and keeps its own."""
-    if groups is None:
-        return None
-    limit = datetime.timedelta(seconds=seconds)
-    made = [dist.new_group(list(ranks), timeout=limit) for ranks in groups]
-    return next((group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
 
 
 def train(lab: ModuleType, plan: Plan, batches: Sequence[Batch]) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ Everything in here gives back plain data.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardlab.grade.drivers import own_group
 from shardlab.models import Transformer, TransformerConfig, build, next_token_loss
 from shardlab.observe import PeakMemory, Traffic
 from shardlab.ranks import device
@@ -57,15 +57,6 @@ def refusal(call: Callable[[], object]) -> tuple[str, int]:
         except ValueError as error:
             return str(error), traffic.count()
     return "", traffic.count()
-
-
-def group_of(ranks: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
-    """Every rank makes all groups, in the same order, and keeps its own."""
-    if ranks is None:
-        return None
-    limit = datetime.timedelta(seconds=30)
-    made = [dist.new_group(list(members), timeout=limit) for members in ranks]
-    return next(group for group, members in zip(made, ranks, strict=True) if dist.get_rank() in members)
 
 
 # --- Primitives and mirrored functions --------------------------------------------------------------------------------
@@ -317,7 +308,7 @@ def train(
         in the first step; state: `full_state_dict` at the end; tied: embedding and head have one weight.
     """
     torch.manual_seed(1000 + dist.get_rank())
-    group = group_of(groups)
+    group = own_group(groups)
     model = lab.shard_transformer(dense_model(config, seed), group, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     found: dict[str, Any] = {"losses": []}

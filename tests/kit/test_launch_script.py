@@ -13,7 +13,7 @@ from shardlab.syllabus import ROOT, lesson
 
 pytestmark = pytest.mark.slow  # every launch imports torch in an agent and in each rank
 SECONDS = 120
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--log-dir", "log"]  # in the folder where it is started
 SAID = {  # rank 1's mistake, what it called, and what the others wait in
     "skip": ("rank 1 called broadcast float32[1] at", "ranks 0, 2 called all_reduce float32[1024] at"),
     "shape": ("rank 1 called all_reduce float32[1000] at", "ranks 0, 2 called all_reduce float32[1024] at"),

@@ -48,6 +48,7 @@ def script_of(lesson: Lesson, labs_root: Path) -> str:
 @pytest.mark.parametrize("ranks", [1, 3], ids=["python", "torchrun 3"])
 def test_the_script_runs_and_writes_its_results(lesson, ranks, labs_root, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    torchrun += ["--log-dir", str(tmp_path / "log")]  # else its folder stays among the machine's temporary ones
     launcher = [sys.executable] if ranks == 1 else torchrun
     done = run(tmp_path, [*launcher, script_of(lesson, labs_root), *SMALL[lesson.slug]], labs_root)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -3,16 +3,8 @@
 import pytest
 import torch.distributed as dist
 
-from shardlab.observe.benchmark import OPS, problem, time_in_turns
-from shardlab.ranks import all_gather_single, reduce_scatter_single, run_ranks
-
-CALLS = {
-    "all_reduce": dist.all_reduce,
-    "broadcast": dist.broadcast,
-    "reduce_scatter": reduce_scatter_single,
-    "all_gather": all_gather_single,
-    "all_to_all": dist.all_to_all,
-}
+from shardlab.observe.benchmark import BUILT_IN, OPS, problem, time_in_turns
+from shardlab.ranks import run_ranks
 
 
 def solve_all(numel: int) -> dict[str, tuple[int, int]]:
@@ -20,7 +12,7 @@ def solve_all(numel: int) -> dict[str, tuple[int, int]]:
     found = {}
     for op in OPS:
         right, undone = problem(op, numel), problem(op, numel)
-        CALLS[op](*right.arguments)
+        BUILT_IN[op](*right.arguments)
         found[op] = (right.count_wrong(), undone.count_wrong())
     return found
 

@@ -22,13 +22,14 @@ with torchrun_ranks():
 def test_ranks_do_not_outlive_a_killed_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(tmp_path / "log")]
+    command = [*torchrun, "--standalone", "--nproc-per-node=2", str(script)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as torchrun:
-        ranks = [psutil.Process(int(torchrun.stdout.readline())) for _ in range(2)]
-        torchrun.send_signal(signal.SIGKILL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as agent:
+        ranks = [psutil.Process(int(agent.stdout.readline())) for _ in range(2)]
+        agent.send_signal(signal.SIGKILL)
         try:
-            torchrun.communicate(timeout=10)  # the ranks hold the other end of the pipe while they live
+            agent.communicate(timeout=10)  # the ranks hold the other end of the pipe while they live
         except subprocess.TimeoutExpired:
             for rank in ranks:
                 rank.kill()
