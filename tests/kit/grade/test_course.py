@@ -11,7 +11,7 @@ from shardlab.syllabus import ROOT, lessons
 
 
 class Outcomes:
-    """A plugin that remembers the tests of one run that were not skipped as not attempted."""
+    """A plugin that remembers the tests of one run that failed, and the graded ones that were not skipped."""
 
     def __init__(self) -> None:
         self.graded = 0
@@ -19,8 +19,9 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties = dict(report.user_properties)
-        self.graded += report.when == "setup" and CASE_PROPERTY in properties
-        if report.failed or (report.when == "call" and NOT_ATTEMPTED_PROPERTY not in properties):
+        graded = CASE_PROPERTY in properties
+        self.graded += report.when == "setup" and graded
+        if report.failed or (report.when == "call" and graded and NOT_ATTEMPTED_PROPERTY not in properties):
             self.attempted.append(report.nodeid)
 
 
