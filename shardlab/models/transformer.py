@@ -159,7 +159,8 @@ class Transformer(nn.Module):
     def initial_std(self, name: str, shape: torch.Size) -> float:
         """Standard deviation to draw the weight `name` with: 0.02, less for those that add to the residual stream.
 
-        2 * layers branches add up, so each starts 1/sqrt(2 * layers) as large (GPT-2 report, section 2.3).
+        2 * layers branches add up, so each starts 1/sqrt(2 * layers) as large (GPT-2 report, section 2.3). The ``down``
+        of a feed-forward network inside another module, as an expert is, adds to it too.
         """
-        adds_to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        adds_to_residual = name.endswith(("attention.output.weight", ".down.weight"))
         return INITIAL_STD / math.sqrt(2 * self.config.layers) if adds_to_residual else INITIAL_STD

@@ -81,6 +81,8 @@ def test_weights_are_spread_as_the_sources_say():
     block = build(wide).blocks[5]
     assert block.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.03)
     assert block.mlp.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.03)
+    expert = build(wide).initial_std("blocks.5.mlp.experts.3.down.weight", torch.Size((128, 256)))
+    assert expert == pytest.approx(0.02 / 4)
     assert torch.equal(block.mlp_norm.weight, torch.ones(128))
     digits = build(DigitsConfig(channels=32))
     assert digits.conv2.weight.std().item() == pytest.approx((2 / (9 * 32)) ** 0.5, rel=0.03)
