@@ -701,10 +701,12 @@ class TransformerStage(nn.Module):
     Args:
         model: the whole one; its modules are taken, not copied.
         layers: which.
+        positions: where T tokens stand, [T], given T; None: at 0 ... T - 1. For sequences of which a rank has a part.
     """
 
-    def __init__(self, model: Transformer, layers: range) -> None:
+    def __init__(self, model: Transformer, layers: range, positions: Callable[[int], Tensor] | None = None) -> None:
         super().__init__()
+        self.positions = positions or torch.arange
         last = len(model.blocks) + 1
         if 0 in layers:
             self.embedding = model.embedding
@@ -714,7 +716,7 @@ class TransformerStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Args: x, tokens [B, T] in the first stage, else [B, T, hidden]. Returns that, or logits [B, T, vocab]."""
-        positions = torch.arange(x.shape[1], device=x.device)
+        positions = self.positions(x.shape[1]).to(x.device)
         if hasattr(self, "embedding"):
             x = self.embedding(x)
         for block in self.blocks.values():
@@ -734,12 +736,18 @@ def transformer_costs(config: TransformerConfig) -> list[int]:
     return [0, *[block] * config.layers, 2 * config.hidden * config.vocab]
 
 
-def transformer_pipeline(model: Transformer, schedule: Schedule, group: ProcessGroup | None = None) -> PipelineStage:
+def transformer_pipeline(
+    model: Transformer,
+    schedule: Schedule,
+    group: ProcessGroup | None = None,
+    positions: Callable[[int], Tensor] | None = None,
+) -> PipelineStage:
     """This rank's stages of ``model``, its layers balanced over the schedule's stages by cost. Given.
 
     Args:
         model: the whole one, the same on every rank, on this rank's device. What lies on other ranks is freed when
             nobody holds ``model`` any more.
+        positions: as `TransformerStage` takes them.
 
     Raises:
         ValueError: more stages than layers, counting the embedding and the head as one each.
@@ -748,7 +756,7 @@ def transformer_pipeline(model: Transformer, schedule: Schedule, group: ProcessG
     sizes = balance_stages(transformer_costs(config), schedule.stages)
     stops = list(accumulate(sizes))
     chunks = {
-        number: TransformerStage(model, range(stop - size, stop))
+        number: TransformerStage(model, range(stop - size, stop), positions)
         for number, (size, stop) in enumerate(zip(sizes, stops, strict=True))
         if schedule.placement[number] == rank
     }
