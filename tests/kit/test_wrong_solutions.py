@@ -7,6 +7,7 @@ is wrong. Of every other exercise whose code uses what was replaced, the first c
 
 import ast
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
@@ -18,6 +19,7 @@ from shardlab.syllabus import ROOT, Lesson, lesson
 
 FOLDER = Path(__file__).parent / "wrong_solutions"
 FILES = sorted(FOLDER.glob("*/*/*.py"))
+Grade = Callable[[Lesson, Path, object], int]
 BROKEN = ("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")  # says nothing about the tests
 
 
@@ -68,13 +70,11 @@ def _name(item: pytest.Item) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", FILES, ids=[str(file.relative_to(FOLDER).with_suffix("")) for file in FILES])
-def test_it_fails_the_exercises_it_names_and_no_other(wrong: Path, tmp_path: Path) -> None:
+def test_it_fails_the_exercises_it_names_and_no_other(wrong: Path, grade_inside: Grade, tmp_path: Path) -> None:
     graded = lesson(wrong.parent.name)
     judge = Judge(named_exercises(wrong), affected_by(wrong, graded))
     submission = lay_over(graded, wrong, tmp_path / "submission")
-    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:nbval", "-p", "no:xdist"]
-    folders = [f"--submission={submission}", f"--basetemp={tmp_path / 'run'}"]
-    pytest.main([*options, *folders, f"--rootdir={ROOT}", str(graded.tests)], plugins=[judge])
+    grade_inside(graded, submission, judge)
 
     assert judge.named <= judge.tried, f"the tests grade no exercise {sorted(judge.named - judge.tried)}"
     missed = sorted(judge.named - judge.failures.keys())
@@ -129,9 +129,11 @@ def lay_over(graded: Lesson, wrong: Path, submission: Path) -> Path:
         ('"""Wrong."""\n', "must begin with a docstring"),
     ],
 )
-def test_a_wrong_solution_that_shows_nothing_is_noticed(source: str, complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_solution_that_shows_nothing_is_noticed(
+    source: str, complaint: str, grade_inside: Grade, tmp_path: Path
+) -> None:
     check = tmp_path / "collectives" / "check.py"
     check.parent.mkdir()
     check.write_text(source)
     with pytest.raises(AssertionError, match=complaint):
-        test_it_fails_the_exercises_it_names_and_no_other(check, tmp_path)
+        test_it_fails_the_exercises_it_names_and_no_other(check, grade_inside, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from shardlab.grade.marks import CASE_PROPERTY
 from shardlab.grade.release import lab_text
 from shardlab.grade.skips import NOT_ATTEMPTED_PROPERTY
-from shardlab.syllabus import ROOT, lessons
+from shardlab.syllabus import lessons
 
 
 class Outcomes:
@@ -27,13 +27,11 @@ class Outcomes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", lessons(ready=True), ids=lambda lesson: lesson.slug)
-def test_an_untouched_lab_earns_nothing_and_fails_nothing(lesson, tmp_path: Path) -> None:
+def test_an_untouched_lab_earns_nothing_and_fails_nothing(lesson, grade_inside, tmp_path: Path) -> None:
     lab = tmp_path / "submission" / lesson.day / f"{lesson.slug}.py"
     lab.parent.mkdir(parents=True)
     lab.write_text(lab_text(lesson.solution.read_text(), lesson, lesson.solution))
     outcomes = Outcomes()
-    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:nbval", "-p", "no:xdist"]
-    folders = [f"--rootdir={ROOT}", f"--basetemp={tmp_path / 'run'}", f"--submission={tmp_path / 'submission'}"]
-    assert pytest.main([*options, *folders, str(lesson.tests)], plugins=[outcomes]) == 0
+    assert grade_inside(lesson, tmp_path / "submission", outcomes) == 0
     assert outcomes.graded > 0
     assert outcomes.attempted == []
