@@ -244,8 +244,9 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     Example, lse 0 and log 3, outputs 1 and 5: output (1 x 1 + 3 x 5) / 4 = 4, lse log 4. Of 0 and 200: lse 200.0.
 
     Hints:
-        1. Which exponents are never positive, and of which does one of two equal 0?
-        2. `torch.logaddexp`. What is -inf - (-inf)? Which finite number may stand in for -inf *after* the sum is known?
+        1. Multiply both parts by their own sum of exp(score), and divide by the sum of all. In which form do these
+           numbers stay small? One of the two may be made 1.
+        2. `torch.maximum`. What is -inf - (-inf)? Which finite number may be subtracted in its place?
     """
     raise NotAttempted("3.3 merge_attention")
 
@@ -697,7 +698,7 @@ class Shift:
     """A message to the next rank and one from the rank before, under way. Waiting ends at the group's timeout."""
 
     def __init__(self, leaving: Tensor, arriving: Tensor, works: list[dist.Work]) -> None:
-        self._leaving = leaving  # must live until it is sent
+        self._leaving: Tensor | None = leaving  # must live until it is sent
         self._arriving = arriving
         self._works = works
 
@@ -705,6 +706,7 @@ class Shift:
         """The tensor that arrived, when both are done."""
         for work in self._works:
             work.wait()
+        self._works, self._leaving = [], None
         return self._arriving
 
 

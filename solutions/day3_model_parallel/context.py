@@ -273,14 +273,17 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     Example, lse 0 and log 3, outputs 1 and 5: output (1 x 1 + 3 x 5) / 4 = 4, lse log 4. Of 0 and 200: lse 200.0.
 
     Hints:
-        1. Which exponents are never positive, and of which does one of two equal 0?
-        2. `torch.logaddexp`. What is -inf - (-inf)? Which finite number may stand in for -inf *after* the sum is known?
+        1. Multiply both parts by their own sum of exp(score), and divide by the sum of all. In which form do these
+           numbers stay small? One of the two may be made 1.
+        2. `torch.maximum`. What is -inf - (-inf)? Which finite number may be subtracted in its place?
     """
     # BEGIN SOLUTION
-    lse = torch.logaddexp(lse_a, lse_b)
-    finite = lse.masked_fill(lse == -torch.inf, 0)
-    weight_a, weight_b = ((each - finite).exp().unsqueeze(-1) for each in (lse_a, lse_b))
-    return weight_a * out_a + weight_b * out_b, lse
+    largest = torch.maximum(lse_a, lse_b)
+    finite = largest.masked_fill(largest == -torch.inf, 0)
+    weight_a, weight_b = (lse_a - finite).exp(), (lse_b - finite).exp()
+    total = (weight_a + weight_b).clamp(min=1)  # the larger one is exp(0) = 1: this changes only what saw no key
+    mixed = weight_a.unsqueeze(-1) * out_a + weight_b.unsqueeze(-1) * out_b
+    return mixed / total.unsqueeze(-1), largest + total.log()
     # END SOLUTION
 
 
@@ -884,7 +887,7 @@ class Shift:
     """A message to the next rank and one from the rank before, under way. Waiting ends at the group's timeout."""
 
     def __init__(self, leaving: Tensor, arriving: Tensor, works: list[dist.Work]) -> None:
-        self._leaving = leaving  # must live until it is sent
+        self._leaving: Tensor | None = leaving  # must live until it is sent
         self._arriving = arriving
         self._works = works
 
@@ -892,6 +895,7 @@ class Shift:
         """The tensor that arrived, when both are done."""
         for work in self._works:
             work.wait()
+        self._works, self._leaving = [], None
         return self._arriving
 
 
