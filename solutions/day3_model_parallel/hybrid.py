@@ -80,6 +80,8 @@ from shardlab.ranks import device
 DIMENSIONS = ("tp", "cp", "dp", "pp")
 """Innermost first: ranks that are neighbours in tp have neighbouring numbers, and lie on one node."""
 
+ORDERS = tuple(permutations(DIMENSIONS))
+
 GROUPS = ("tp", "cp", "dp", "pp", "data", "ep", "expert_data")
 """Every rank is in one group of each name, see `ParallelLayout.groups`."""
 
@@ -259,17 +261,23 @@ class ParallelLayout:
 # --- Which dimension crosses nodes? -----------------------------------------------------------------------------------
 
 
-def place_on_topology(layout: ParallelLayout, cluster: LinkedCluster, traffic: Mapping[str, float]) -> Placement:
+def place_on_topology(
+    layout: ParallelLayout,
+    cluster: LinkedCluster,
+    traffic: Mapping[str, float],
+    orders: Sequence[tuple[str, ...]] = ORDERS,
+) -> Placement:
     """Number the ranks so that the traffic that matters stays inside nodes: the cheapest order of the dimensions.
 
     Ranks 0 ... G - 1 are on the first node of G GPUs, the next G on the second, and so on. A group sends at the speed
     of its slowest link: ``cluster.inside`` if all groups of that name lie within a node each, ``cluster.between`` if
-    any of them does not. The cost is the sum over the groups of bytes by bandwidth. Among equal costs the layout's own
-    order wins, then the one that differs latest.
+    any of them does not. The cost is the sum over the groups of bytes by bandwidth. Among equal costs the first one in
+    ``orders`` wins.
 
     Args:
         layout: for all GPUs of the cluster.
         traffic: for some of `GROUPS`, bytes that a rank sends in it per step.
+        orders: of `DIMENSIONS`, to choose from; all there are, the usual one first.
 
     Returns:
         The layout with that order, how many nodes the groups span (the one that spans most), and the seconds of each.
@@ -281,17 +289,17 @@ def place_on_topology(layout: ParallelLayout, cluster: LinkedCluster, traffic: M
     + 1/50 = 0.24 s. With dp innermost tp would cross: 100/50 + 1/450 = 2.00 s.
 
     Hints:
-        1. `itertools.permutations` of an order begins with that order itself; ``min`` takes the first of equals.
-        2. Dimensions of size 1 make no difference: leave out orders that differ in nothing else, or a search waits.
+        1. ``dataclasses.replace(layout, order=...)``; ``min`` takes the first of equals.
+        2. Dimensions of size 1 make no difference: leave out orders that differ in nothing else, or you wait for it.
     """
     # BEGIN SOLUTION
     if layout.ranks != cluster.gpus:
         raise ValueError(f"the layout {layout} is for {layout.ranks} GPUs, the cluster has {cluster.gpus}")
-    orders: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for order in permutations(layout.order):
-        orders.setdefault(tuple(name for name in order if getattr(layout, name) > 1), order)
+    different: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for order in orders:
+        different.setdefault(tuple(name for name in order if getattr(layout, name) > 1), order)
     placements = []
-    for order in orders.values():
+    for order in different.values():
         placed = replace(layout, order=order)
         nodes = {
             name: max(len({rank // cluster.gpus_per_node for rank in group}) for group in placed.groups(name))
@@ -686,21 +694,23 @@ def plan_seconds(plan: Plan, cluster: LinkedCluster, traffic_seconds: Mapping[st
     """How long a step takes, roughly: good enough to rank plans.
 
     - Computing: `hardware_flops` of the batch, on all GPUs at `EFFICIENCY` of their peak.
-    - In the way of every micro-batch: the messages of tp and pp, and of the ring what computing does not hide, all that
-      is longer than the computing itself.
+    - In the way of every micro-batch: the messages of tp and pp; and of the ring what attention does not hide, half of
+      whose FLOPs a causal ring computes: 6 layers hidden sequence per token, of all those of the batch.
     - The pipeline's bubble: m micro-batches take the time of m + p - 1.
     - Gradients travel during backward, two thirds of the computing; what is longer than that adds up.
 
     Args:
         traffic_seconds: for "tp", "cp", "pp" and "data", how long a step's messages take: `Placement.seconds`.
 
-    Example: computing 6 s, tp 1, pp 0.5, cp 8, data 5; m = 4, p = 2: (6 + 1.5 + 2) x 5/4 + 1 = 12.9 s.
+    Example: computing 6 s, 1 s of it in a causal ring, tp 1, pp 0.5, cp 3, data 5; m = 4, p = 2: (6 + 1.5 + 2) x 5/4
+    + 1 = 12.9 s.
     """
     # BEGIN SOLUTION
     config, layout = plan.config, plan.layout
-    flops = hardware_flops(config, plan.batch * config.sequence, plan.recompute)
-    computing = flops / (layout.ranks * cluster.gpu.peak_flops * EFFICIENCY)
-    busy = computing + traffic_seconds["tp"] + traffic_seconds["pp"] + max(0, traffic_seconds["cp"] - computing)
+    tokens, speed = plan.batch * config.sequence, layout.ranks * cluster.gpu.peak_flops * EFFICIENCY
+    computing = hardware_flops(config, tokens, plan.recompute) / speed
+    attention = 6 * config.layers * config.hidden * config.sequence * tokens / speed
+    busy = computing + traffic_seconds["tp"] + traffic_seconds["pp"] + max(0, traffic_seconds["cp"] - attention)
     filled = (plan.micro_batches + layout.pp - 1) / plan.micro_batches
     return busy * filled + max(0, traffic_seconds["data"] - computing * 2 / 3)
     # END SOLUTION
@@ -755,15 +765,16 @@ def search(config: TransformerConfig, cluster: LinkedCluster, batch: int = 512) 
     """All ways to train a dense model on all GPUs of a cluster: those that fit, fastest first, and why not the others.
 
     Tried are all tp, pp, cp and dp whose product is the number of GPUs, ZeRO stages 0 to 3, and the recomputations
-    "selective" (what attention kernels of today do) and "full".
+    "selective" (what attention kernels of today do) and "full"; ranks in the order of `DIMENSIONS`, which every
+    framework knows.
 
     Args:
         batch: sequences per step.
 
     Returns:
-        `Estimate` of every plan that `why_not` has nothing against, on the placement of `place_on_topology`, by
-        `plan_seconds`, and among equals the one that needs less memory. `Rejected` for every other: one for each layout
-        and reason.
+        `Estimate` of every plan that `why_not` has nothing against, placed by `place_on_topology`; by `plan_seconds`,
+        among equals the one that cuts the model less (tp pp cp), then the one that needs less memory. `Rejected` for
+        every other: one for each layout and reason.
 
     Raises:
         ValueError: ``batch`` < 1.
@@ -786,11 +797,10 @@ def search(config: TransformerConfig, cluster: LinkedCluster, batch: int = 512) 
             if reason := why_not(plan, cluster):
                 rejected.setdefault((layout, reason), Rejected(plan, reason))
                 continue
-            placement = place_on_topology(layout, cluster, plan_traffic(plan))
-            placed = replace(plan, layout=placement.layout)
-            seconds = plan_seconds(placed, cluster, placement.seconds)
-            fitting.append(Estimate(placed, plan_memory(placed), placement, seconds))
-    fitting.sort(key=lambda estimate: (estimate.seconds, estimate.memory.total))
+            placement = place_on_topology(layout, cluster, plan_traffic(plan), [DIMENSIONS])
+            seconds = plan_seconds(plan, cluster, placement.seconds)
+            fitting.append(Estimate(plan, plan_memory(plan), placement, seconds))
+    fitting.sort(key=lambda each: (each.seconds, each.plan.layout.ranks // each.plan.layout.dp, each.memory.total))
     return Search(fitting, list(rejected.values()))
     # END SOLUTION
 
