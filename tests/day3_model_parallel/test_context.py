@@ -626,7 +626,7 @@ def check_work(flops: list[list[int]], cases: list[tuple[list[Tensor], bool]], r
 
 
 def check_memory(lab, backward: bool) -> None:
-    """Twice the memory for twice the tokens of a rank, and no more on 5 ranks than on 3, of equally many tokens each."""
+    """Twice the memory for twice the tokens of a rank; and no more on 5 ranks than on 3, with as many tokens each."""
     lengths, wide = [(1, 256, 16), (1, 512, 16)], (1, 32, 256)  # heads, tokens of a rank, width
     few, many = (
         [
@@ -637,8 +637,8 @@ def check_memory(lab, backward: bool) -> None:
     )
     for rank, peaks in enumerate(few):
         assert not square_in_memory(peaks), (
-            f"rank {rank} of 3: {peaks[0]} bytes on 256 tokens a rank, {peaks[1]} on 512: that grows with the square of "
-            "the tokens"
+            f"rank {rank} of 3: {peaks[0]} bytes on 256 tokens a rank, {peaks[1]} on 512: that grows with the square "
+            "of the tokens"
         )
     allowed = 1.1 * max(peaks[-1] for peaks in few)
     for rank, (peak,) in enumerate(many):
