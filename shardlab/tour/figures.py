@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from shardlab.show import rank_colour, save_figure, use_style
 from shardlab.show.style import INK
 from shardlab.tour.ladder import Rung, climbed
-from shardlab.tour.outcome import MIB, Outcome
+from shardlab.tour.outcome import MIB, Outcome, yardsticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,14 +56,14 @@ def data_uri(figure: Figure) -> str:
 
 
 def losses(outcomes: Sequence[Outcome], tolerance: float) -> Figure:
-    """Loss curves on top of each other, and how far each is from the first."""
+    """Loss curves on top of each other, and how far each is from its yardstick."""
     yardstick, *others = outcomes
     figure = Figure(figsize=(9.6, 4.0 + 0.25 * math.ceil(len(others) / LEGEND_COLUMNS)))
     curves, gaps = figure.subplots(1, 2)
     steps = range(1, len(yardstick.losses) + 1)
     curves.plot(steps, yardstick.losses, color="#C4C9D1", linewidth=9)
     curves.annotate(yardstick.strategy.name, (1, yardstick.losses[0]), xytext=(12, 0), textcoords="offset points")
-    distances = [outcome.differences(yardstick) for outcome in others]
+    distances = [outcome.differences(of) for outcome, of in zip(others, yardsticks(outcomes)[1:], strict=True)]
     finite = [distance for each in distances for distance in each if distance < math.inf]
     gaps.set(yscale="log", ylim=(SMALLEST_DRAWN, 10 * max([tolerance, *finite])), autoscaley_on=False)
     for index, (outcome, distance) in enumerate(zip(others, distances, strict=True), start=1):

@@ -102,6 +102,7 @@ class Strategy:
         ranks: how many it runs on.
         lesson: id of the lesson that teaches it, "" for what torch has built in.
         explanation: the function's docstring, in plain words: it stands on the page.
+        like: name of the strategy whose losses it must have, itself if it trains a model of its own; "": the first.
     """
 
     key: str
@@ -109,10 +110,12 @@ class Strategy:
     ranks: int
     lesson: str
     explanation: str
+    like: str = ""
 
 
-def strategy(name: str, *, ranks: int, lesson: str = "") -> Callable[[Callable], Callable]:
-    """Register a function as a strategy of the tour; the first one in its module is the yardstick for the others.
+def strategy(name: str, *, ranks: int, lesson: str = "", like: str = "") -> Callable[[Callable], Callable]:
+    """Register a function as a strategy of the tour; the first one in its module is the yardstick for the others, but
+    for those that name another in ``like``.
 
     The function gets a `Job` on every rank, sets up, and returns a `Step`.
 
@@ -134,7 +137,7 @@ def strategy(name: str, *, ranks: int, lesson: str = "") -> Callable[[Callable],
 
     def register(function: Callable) -> Callable:
         words = inspect.cleandoc(function.__doc__)
-        setattr(function, REGISTERED, Strategy(function.__name__, name, ranks, lesson, words))
+        setattr(function, REGISTERED, Strategy(function.__name__, name, ranks, lesson, words, like))
         return function
 
     return register

@@ -1,6 +1,7 @@
 """What a strategy came to, put together from its ranks, and whether it agrees with the yardstick."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from shardlab.tour.job import Job, Strategy
@@ -40,6 +41,12 @@ class Outcome:
     def difference(self, yardstick: "Outcome") -> float:
         """The largest of `differences`."""
         return max(self.differences(yardstick))
+
+
+def yardsticks(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """For each outcome the one whose losses it must have: the first, or what its strategy names."""
+    named = {outcome.strategy.name: outcome for outcome in outcomes} | {"": outcomes[0]}
+    return [named[outcome.strategy.like] for outcome in outcomes]
 
 
 def write_difference(difference: float) -> str:

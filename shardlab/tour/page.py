@@ -11,7 +11,7 @@ from shardlab.tour.figures import draw_all
 from shardlab.tour.job import Job
 from shardlab.tour.ladder import Rung
 from shardlab.tour.next_steps import next_steps
-from shardlab.tour.outcome import MIB, Outcome, write_difference
+from shardlab.tour.outcome import MIB, Outcome, write_difference, yardsticks
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -53,7 +53,8 @@ the same order.</p>
 <p>A <em>rank</em> is one process of a job that trains a single model together. Each strategy divides the work and the
 memory among its ranks in another way, and pays for that in messages. What it may not do is change the result: split
 over ranks or not, it is the same training. That is why every lesson of the course is checked against one process, and
-why the curves below lie on each other.</p>
+why the curves below lie on each other. Only a mixture of experts is another model: it has a curve of its own, and is
+checked against one process that trains it.</p>
 <img alt="Loss of every strategy over the steps, and its distance from the yardstick" src="{losses}">
 <div class="scroll">{table}</div>
 
@@ -144,8 +145,8 @@ def table(outcomes: Sequence[Outcome], tolerance: float) -> str:
     names = ("strategy", "ranks", "last loss (nats)", "largest difference", "tokens/s")
     names += ("peak memory per rank (MiB)", "sent per rank and step (MiB)")
     rows = []
-    for outcome in outcomes:
-        difference = outcome.difference(outcomes[0])
+    for outcome, yardstick in zip(outcomes, yardsticks(outcomes), strict=True):
+        difference = outcome.difference(yardstick)
         cells = (
             f"<td>{escape(outcome.strategy.name)}</td>",
             f"<td>{outcome.strategy.ranks}</td>",

@@ -21,7 +21,7 @@ from shardlab.tour.job import Job, Strategy
 from shardlab.tour.ladder import Rung, climb, climbed, rung_names
 from shardlab.tour.measure import prepare, train
 from shardlab.tour.next_steps import next_steps
-from shardlab.tour.outcome import MIB, Outcome, put_together, write_difference
+from shardlab.tour.outcome import MIB, Outcome, put_together, write_difference, yardsticks
 from shardlab.tour.page import render
 from shardlab.tour.progress import follow
 
@@ -108,14 +108,17 @@ def climb_alone(pool: RankPool, console: Console) -> list[Rung]:
 
 
 def judge(outcomes: list[Outcome], rungs: list[Rung]) -> tuple[str, bool]:
-    """In a sentence, whether every strategy has the losses of the first, and every rung; and as a bool."""
-    yardstick, *others = outcomes
+    """In a sentence, whether every strategy has the losses of its yardstick, and every rung; and as a bool."""
+    differences = {
+        outcome.strategy: outcome.difference(of) for outcome, of in zip(outcomes, yardsticks(outcomes), strict=True)
+    }
     if lost := [rung.name for rung in rungs if not rung.is_right]:
         return f"Not the losses of the first rung of the ladder: {', '.join(lost)}.", False
-    wrong = [outcome.strategy.name for outcome in others if not outcome.difference(yardstick) <= TOLERANCE]
-    if wrong:
-        return f"Not the losses of {yardstick.strategy.name} (more than {TOLERANCE:g} off): {', '.join(wrong)}.", False
-    largest = max((outcome.difference(yardstick) for outcome in others), default=0.0)
+    for yardstick in dict.fromkeys(of.strategy.name for of in yardsticks(outcomes)):
+        held = {each: far for each, far in differences.items() if (each.like or outcomes[0].strategy.name) == yardstick}
+        if wrong := [each.name for each, far in held.items() if not far <= TOLERANCE]:
+            return f"Not the losses of {yardstick} (more than {TOLERANCE:g} off): {', '.join(wrong)}.", False
+    largest = max(differences.values())
     return f"All losses agree: largest relative difference {largest:.1e}, allowed {TOLERANCE:g}.", True
 
 
@@ -128,12 +131,12 @@ def show_table(outcomes: list[Outcome]) -> None:
             outcome.strategy.name,
             outcome.strategy.ranks,
             f"{outcome.losses[-1]:.5f}",
-            write_difference(outcome.difference(outcomes[0])),
+            write_difference(outcome.difference(yardstick)),
             round(outcome.tokens_per_second),
             outcome.peak_bytes / MIB,
             outcome.sent_bytes / MIB,
         )
-        for outcome in outcomes
+        for outcome, yardstick in zip(outcomes, yardsticks(outcomes), strict=True)
     ]
     table("The same training, every way. Memory and traffic are those of one rank", columns, rows)
 

@@ -140,6 +140,10 @@ def test_every_rank_sends_what_averaging_its_gradients_takes(reference):
         assert outcome["sent_bytes"] == pytest.approx(averaging, abs=8), outcome["strategy"]["name"]
     for outcome in outcomes_named(reference[1], "ZeRO-3", "FSDP"):
         assert outcome["sent_bytes"] > averaging, outcome["strategy"]["name"]  # parameters travel too, some twice
+    [context] = outcomes_named(reference[1], "CP")
+    keys = 4 * TINY.tokens_per_step // 4 * 2 * TINY.config.kv_heads * TINY.config.head_dim  # of a rank's tokens, in one layer
+    round_the_ring = TINY.config.layers * 3 * 3 * keys  # three hops: keys and values, again in backward, and gradients
+    assert context["sent_bytes"] == pytest.approx(averaging + round_the_ring, abs=16)  # and one number, of labels
 
 
 def test_memory_is_split_into_kinds_and_activations_shrink_with_the_rows(reference):
@@ -152,7 +156,7 @@ def test_memory_is_split_into_kinds_and_activations_shrink_with_the_rows(referen
         assert outcome["peak_by_kind"]["optimizer"] == pytest.approx(2 * model_bytes, rel=0.01)
     for outcome in outcomes_named(reference[1], "ZeRO", "FSDP"):
         assert outcome["peak_by_kind"]["optimizer"] == pytest.approx(2 * model_bytes / 4, rel=0.01)
-    for outcome in outcomes_named(reference[1], "all-reduce"):
+    for outcome in outcomes_named(reference[1], "all-reduce", "CP"):
         ratio = outcome["peak_by_kind"]["activation"] / one["peak_by_kind"]["activation"]
         assert ratio == pytest.approx(1 / 4, rel=0.05)
 
@@ -201,6 +205,35 @@ def test_strategies_that_train_something_else_are_named(tour_of, capsys):
     assert "Not the losses of yardstick (more than 1e-05 off): sum, silence, not a number." in capsys.readouterr().out
     assert 'class="verdict bad">Not the losses of yardstick' in page
     assert page.count("<td class=bad>") == 3
+
+
+def test_a_strategy_with_a_model_of_its_own_has_a_yardstick_of_its_own(tour_of, capsys):
+    twice = """
+    @strategy("twice", ranks=1, like="twice")
+    def twice(job):
+        '''Another loss.'''
+        step = trainer(job)
+        return lambda batch: 2 * step(batch)
+
+    @strategy("twice, again", ranks=2, like="twice")
+    def twice_again(job):
+        '''Every rank does all of it.'''
+        return twice(job)
+    """
+    code, page = tour_of(twice)
+    assert code == 0
+    assert "All losses agree" in page
+    once = """
+    @strategy("once", ranks=1, like="twice")
+    def once(job):
+        '''Not twice the loss.'''
+        return trainer(job)
+    """
+    capsys.readouterr()
+    code, page = tour_of(twice + once)
+    assert code == 1
+    assert "Not the losses of twice (more than 1e-05 off): once." in capsys.readouterr().out
+    assert page.count("<td class=bad>") == 1
 
 
 def test_a_rung_that_loses_the_losses_is_named(tour_of, capsys):
