@@ -107,6 +107,38 @@ def pipeline() -> Steps:
     return {"mine": step_mine, "torch": step_theirs}
 
 
+# --- 3.3: ring attention ----------------------------------------------------------------------------------------------
+
+
+def ring() -> Steps:
+    """Own causal ring attention against torch's, in the same zig-zag: forward and backward. CPUs only.
+
+    torch's `context_parallel` does not run on CPUs; the functions under it do, when they are handed the CPU's fused
+    kernel. Its keys are set to travel round a ring, too: by default they are gathered, all on every rank.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+
+    from solutions.day3_model_parallel.context import ring_attention, zigzag_split
+
+    theirs._cp_options.rotate_method = theirs._RotateMethod.ALL_TO_ALL
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    generator, world = torch.Generator().manual_seed(0), dist.group.WORLD
+    query, key, value, upstream = (zigzag_split(torch.randn(1, 8, 2048, 64, generator=generator), 2) for _ in range(4))
+
+    def step_mine() -> None:
+        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        ring_attention(*leaves).backward(upstream)
+
+    def step_theirs() -> None:
+        output, lse = theirs._templated_ring_attention(world, 2, kernel, query, key, value, True, dropout_p=0.0)
+        theirs._templated_ring_attention_backward(
+            world, 2, kernel_backward, upstream, "grad_out", query, key, value, output, lse, True, dropout_p=0.0
+        )
+
+    return {"mine": step_mine, "torch": step_theirs}
+
+
 # --- All of them ------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +154,7 @@ class Comparison:
 COMPARISONS = {
     "tensor": Comparison("3.1 tensor parallelism against DTensor", 2, tensor),
     "pipeline": Comparison("3.2 1F1B against torch.distributed.pipelining", 2, pipeline),
+    "ring": Comparison("3.3 ring attention against torch's private ring", 2, ring),
 }
 
 

@@ -18,6 +18,7 @@ from labs.day1_one_gpu_to_many.collectives import ring_all_reduce
 from labs.day2_data_parallel.ddp import DataParallel
 from labs.day2_data_parallel.fsdp import shard_module
 from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
+from labs.day3_model_parallel.context import context_parallel, shard_batch, shard_loss
 from labs.day3_model_parallel.pipeline import one_forward_one_backward, run_schedule, split_batch, transformer_pipeline
 from labs.day3_model_parallel.tensor_parallel import parallelize, shard_transformer, vocab_parallel_cross_entropy
 from shardlab.models import next_token_loss
@@ -187,6 +188,26 @@ def pp_of_lesson_pipeline(job: Job) -> Step:
 
     def step(batch: Tensor) -> Tensor | None:
         loss = run_schedule(stage, schedule, split_batch(batch, batch, schedule.micro_batches), next_token_loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@strategy("CP, lesson 3.3", ranks=4, lesson="3.3")
+def cp_of_lesson_context(job: Job) -> Step:
+    """Each rank takes a quarter of every sequence, in a zig-zag, and keys and values go round a ring of ranks.
+    Parameters are whole on each, and their gradients summed as with DDP."""
+    model = context_parallel(job.model())
+    optimizer = job.optimizer(model.parameters())
+
+    def step(batch: Tensor) -> Tensor:
+        tokens, positions, labels = shard_batch(batch)
+        part = shard_loss(model(tokens, positions), labels)
+        loss = dist.get_world_size() * part  # parts add up, and here losses and gradients are averaged
+        loss.backward()
+        average_gradients(model, dist.all_reduce)
         optimizer.step()
         optimizer.zero_grad()
         return loss
