@@ -381,10 +381,10 @@ def attend_block_backward(
         grad_rows = fold_heads(grad_output, rows, key)
         grad_value[:, :, columns] += weights.mT @ grad_rows
         grad_weights = grad_rows @ value[:, :, columns].mT
-        grad_scores = grad_weights.sub_(fold_heads(delta.unsqueeze(-1), rows, key)).mul_(weights).mul_(scale)
+        grad_scores = grad_weights.sub_(fold_heads(delta.unsqueeze(-1), rows, key)).mul_(weights)
         grad_query[:, :, rows] = (grad_scores @ key[:, :, columns]).view_as(grad_query[:, :, rows])
         grad_key[:, :, columns] += grad_scores.mT @ fold_heads(query, rows, key)
-    return grad_query, grad_key, grad_value
+    return grad_query.mul_(scale), grad_key.mul_(scale), grad_value
     # END SOLUTION
 
 
