@@ -28,8 +28,9 @@ class CallFolder:
     root: Path
 
     @classmethod
-    def create(cls) -> CallFolder:
-        folder = cls(Path(tempfile.mkdtemp(prefix="shardlab-")))
+    def create(cls, parent: Path | None = None) -> CallFolder:
+        """A new folder in `parent`; None: where the system puts temporary files."""
+        folder = cls(Path(tempfile.mkdtemp(prefix="shardlab-", dir=parent)))
         folder.tmp.mkdir()
         return folder
 

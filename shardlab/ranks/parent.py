@@ -14,12 +14,13 @@ import socket
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from shardlab.ranks.call_folder import Request
-from shardlab.ranks.processes import adopt_orphans, kill_descendants
+from shardlab.ranks.processes import adopt_orphans, guard_memory, kill_descendants
 from shardlab.ranks.rank import rank_main
 from shardlab.ranks.supervise import Pipes, Supervisor
 
@@ -43,10 +44,11 @@ def _import_what_ranks_need() -> None:
     import torch.utils.checkpoint  # noqa: F401
 
 
-def _fork_rank(request: Request, rank: int, pipes: Pipes) -> int:
+def _fork_rank(caller: socket.socket, request: Request, rank: int, pipes: Pipes) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        os.close(caller.fileno())  # what is said to the caller is the supervisor's alone
         os.close(pipes.hold)  # a copy in a rank would keep the others waiting
         os.close(pipes.doorbell)
         rank_main(request, rank, parent, pipes.ring, pipes.release)
@@ -92,18 +94,18 @@ def main(descriptor: int, start_method: str) -> None:
     """
     caller = socket.socket(fileno=descriptor)
     adopt_orphans()
+    guard_memory(True)  # ranks are of the same user, and must not be able to change what is told of them
     child_signals = _child_signals()
     _import_what_ranks_need()
     fork = start_method == "fork" or (start_method == "auto" and _can_fork())
+    start_rank = partial(_fork_rank, caller) if fork else _spawn_rank
     gc.collect()
     gc.freeze()  # what is here stays: a collection in a rank must not copy its pages
     try:
         with caller.makefile("rb") as requests:
             caller.sendall(json.dumps({"start_method": "fork" if fork else "spawn"}).encode() + b"\n")
             for line in requests:
-                supervisor = Supervisor(
-                    Request.from_line(line), _fork_rank if fork else _spawn_rank, caller, child_signals
-                )
+                supervisor = Supervisor(Request.from_line(line), start_rank, caller, child_signals)
                 caller.sendall(json.dumps(supervisor.run().to_data()).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):  # the caller is gone: nobody to tell
         pass

@@ -19,6 +19,7 @@ from typing import Any
 
 from shardlab.not_attempted import NotAttempted
 from shardlab.ranks.call_folder import CallFolder, Request
+from shardlab.ranks.enclosure import Enclosure
 from shardlab.ranks.processes import TAG
 from shardlab.ranks.report import RankError, RankReport, build_reports, find_cause
 from shardlab.ranks.sending import to_bytes
@@ -27,6 +28,11 @@ from shardlab.ranks.supervise import Ending
 START_METHODS = ("fork", "spawn")
 IMPORT_SECONDS = 120.0  # the longest a cold disk may take to import torch
 SUPERVISOR_SECONDS = 60.0  # after a call's own deadline, by which the warm parent has ended it and answered
+LINE_BYTES = 1 << 20  # the longest answer of a warm parent
+
+
+class PoolError(RuntimeError):
+    """The warm parent of the ranks does not do its part: it has ended, does not answer, or answers nonsense."""
 
 
 def run_ranks(
@@ -77,6 +83,17 @@ def _default_pool() -> RankPool:
     return _pool
 
 
+@contextlib.contextmanager
+def all_ranks_on(pool: RankPool) -> Iterator[None]:
+    """Inside the block `run_ranks` runs on `pool`: for whoever grades with tests that know nothing of sandboxes."""
+    global _pool
+    before, _pool = _pool, pool
+    try:
+        yield
+    finally:
+        _pool = before
+
+
 class RankPool:
     """A warm parent process of one's own, started on the first call and ended by `close`.
 
@@ -85,14 +102,18 @@ class RankPool:
         start_method: ``"fork"`` (milliseconds per rank) or ``"spawn"`` (seconds; where fork is unsafe). None: fork,
             unless the warm parent turned out to have threads. The environment variable SHARDLAB_START_METHOD sets
             the default, for a macOS whose system libraries do not survive a fork.
+        enclosure: where the warm parent and its ranks live; None: beside the caller, whose environment they share.
     """
 
-    def __init__(self, path: Sequence[str | Path] = (), start_method: str | None = None) -> None:
+    def __init__(
+        self, path: Sequence[str | Path] = (), start_method: str | None = None, enclosure: Enclosure | None = None
+    ) -> None:
         start_method = start_method or os.environ.get("SHARDLAB_START_METHOD") or None
         if start_method not in (None, *START_METHODS):
             raise ValueError(f"start_method is {start_method!r}; it can be 'fork' or 'spawn'")
         self._path = [str(Path(folder).resolve()) for folder in path]
         self._asked_start_method = start_method or "auto"
+        self._enclosure = enclosure
         self._parent: subprocess.Popen | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
@@ -115,8 +136,10 @@ class RankPool:
     ) -> list[Any]:
         """Like `run_ranks`, on this pool."""
         _check(fn, ranks, per_rank, timeout, backend)
-        with self._lock, _call_folder() as folder:
+        with self._lock, _call_folder(self._enclosure.calls if self._enclosure else None) as folder:
             _write_inputs(folder, fn, args, per_rank)
+            if self._enclosure:
+                self._enclosure.give(folder.root, *folder.root.iterdir())
             ending = self._ask(self._request(folder, ranks, timeout, backend))
             reports, values = build_reports(folder, ending)
         if any(report.failed for report in reports):
@@ -126,14 +149,15 @@ class RankPool:
         return values
 
     def _request(self, folder: CallFolder, ranks: int, timeout: float, backend: str | None) -> Request:
+        place = self._enclosure
         return Request(
             folder=str(folder.root),
             ranks=ranks,
             timeout=timeout,
             backend=backend,
-            path=[*self._path, *(entry or str(Path.cwd()) for entry in sys.path)],
-            environment=dict(os.environ),
-            working_folder=str(Path.cwd()),
+            path=[*self._path, *(place.path if place else ()), *(entry or str(Path.cwd()) for entry in sys.path)],
+            environment=dict(place.environment if place else os.environ),
+            working_folder=place.working_folder if place else str(Path.cwd()),
         )
 
     def _ask(self, request: Request) -> Ending:
@@ -143,33 +167,48 @@ class RankPool:
         try:
             self._socket.settimeout(request.timeout + SUPERVISOR_SECONDS)
             self._socket.sendall(request.to_line())
-            return Ending.from_data(self._receive())
+            return self._ending(request.ranks)
         except OSError as error:
             self.close()
-            raise RuntimeError(f"the ranks' warm parent does not answer ({error}); the next call starts one") from error
+            raise PoolError(f"the ranks' warm parent does not answer ({error}); the next call starts one") from error
         except BaseException:  # Ctrl-C, or the parent is gone: closing the socket ends the call and everything in it
             self.close()
             raise
+
+    def _ending(self, ranks: int) -> Ending:
+        answer = self._receive()
+        try:
+            ending = Ending.from_data(answer)
+        except (TypeError, KeyError) as error:
+            raise PoolError(f"the warm parent of the ranks answers nonsense: {error}") from error
+        if len(ending.fates) != ranks:
+            raise PoolError(f"the warm parent of the ranks tells of {len(ending.fates)} ranks instead of {ranks}")
+        return ending
 
     def _receive(self) -> dict[str, Any]:
         line = b""
         while not line.endswith(b"\n"):
             part = self._socket.recv(1 << 16)
-            if not part:
-                raise RuntimeError("the warm parent of the ranks has ended; the next call starts a new one")
+            if not part or len(line) > LINE_BYTES:
+                raise PoolError("the warm parent of the ranks has ended; the next call starts a new one")
             line += part
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise PoolError(f"the warm parent of the ranks answers nonsense: {error}") from error
 
     def _start(self) -> None:
         self.close()
         self._socket, theirs = socket.socketpair()
         with theirs:
+            place = self._enclosure
+            command = [sys.executable, "-m", "shardlab.ranks.parent", str(theirs.fileno()), self._asked_start_method]
             self._parent = subprocess.Popen(
-                [sys.executable, "-m", "shardlab.ranks.parent", str(theirs.fileno()), self._asked_start_method],
-                pass_fds=[theirs.fileno()],
+                [*place.enter, *command] if place else command,
+                pass_fds=[theirs.fileno(), *(place.descriptors if place else ())],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal is for the caller, who then ends the ranks
-                env={**os.environ, **_PARENT_VARIABLES, TAG: uuid.uuid4().hex},
+                env={**(place.environment if place else os.environ), **_PARENT_VARIABLES, TAG: uuid.uuid4().hex},
             )
         atexit.register(self.close)
         self._socket.settimeout(IMPORT_SECONDS)
@@ -222,9 +261,9 @@ def _write_inputs(
 
 
 @contextlib.contextmanager
-def _call_folder() -> Iterator[CallFolder]:
+def _call_folder(parent: Path | None) -> Iterator[CallFolder]:
     """The folder of a call, gone afterwards."""
-    folder = CallFolder.create()
+    folder = CallFolder.create(parent)
     try:
         yield folder
     finally:

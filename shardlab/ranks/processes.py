@@ -22,6 +22,7 @@ LINUX = sys.platform == "linux"
 TAG = "SHARDLAB_POOL"  # environment variable of every process below a warm parent
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
@@ -35,6 +36,12 @@ def adopt_orphans() -> None:
     """Become the parent of whatever a descendant leaves behind (Linux)."""
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def guard_memory(guarded: bool) -> None:
+    """Whether other processes of this user are kept from this one's memory, also through /proc (Linux)."""
+    if LINUX:
+        _prctl(_PR_SET_DUMPABLE, int(not guarded))
 
 
 def die_with_parent(parent: int) -> None:

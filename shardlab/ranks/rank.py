@@ -22,7 +22,7 @@ from shardlab.observe.calls import add_listener
 from shardlab.ranks import wire
 from shardlab.ranks.call_folder import CallFolder, Request
 from shardlab.ranks.device import local_device
-from shardlab.ranks.processes import die_with_parent
+from shardlab.ranks.processes import die_with_parent, guard_memory
 from shardlab.ranks.stack import Frame, dump_on_signal, user_frame
 from shardlab.ranks.status_page import StatusPage
 
@@ -56,6 +56,7 @@ def rank_main(request: Request, rank: int, parent: int, ring: int, release: int)
 def _settle_in(request: Request, rank: int, parent: int) -> None:
     """Own session, own output, the caller's environment and paths."""
     die_with_parent(parent)
+    guard_memory(False)  # the supervisor looks into /proc for what this rank waits in
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

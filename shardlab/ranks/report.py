@@ -9,6 +9,7 @@ from typing import Any
 from shardlab.observe.calls import POINT_TO_POINT, Call, short_file
 from shardlab.ranks import wire
 from shardlab.ranks.call_folder import CallFolder
+from shardlab.ranks.reading import read_regular
 from shardlab.ranks.stack import Frame, read_stack, torch_call, user_frame
 from shardlab.ranks.status_page import read_last_call
 from shardlab.ranks.supervise import Ending, Fate
@@ -144,20 +145,45 @@ def build_reports(folder: CallFolder, ending: Ending) -> tuple[list[RankReport],
 
 
 def _read_outcome(folder: CallFolder, rank: int) -> dict[str, Any]:
-    path = folder.result(rank)
-    return wire.decode(path.read_bytes()) if path.exists() else {}
+    """What the rank wrote as its outcome; {} if nothing. It may have written anything, and then says so."""
+    try:
+        message = read_regular(folder.result(rank))
+        return {} if message is None else _checked(wire.decode(message))
+    except Exception as error:  # cut short, nested without end, of types torch cannot make, ...
+        return {"state": "unsendable", "message": f"its result cannot be read: {error}"}
+
+
+def _checked(outcome: Any) -> dict[str, Any]:
+    """`outcome` if it is what `rank_main` writes; only a rank that wrote its own differs."""
+    if not isinstance(outcome, dict) or outcome.get("state") not in ("returned", "raised", "unsendable"):
+        raise ValueError("it is not what a rank writes")
+    for name, kind in _OUTCOME.items():
+        if name in outcome and not isinstance(outcome[name], kind):
+            raise ValueError(f"its {name} is a {type(outcome[name]).__name__}")
+    if unknown := outcome.keys() - {"state", "value", *_OUTCOME}:
+        raise ValueError(f"it has {sorted(map(str, unknown))}")
+    return outcome
+
+
+_OUTCOME = {
+    "error_type": str,
+    "message": str,
+    "exercise": str | None,
+    "traceback": str,
+    "file": str,
+    "line": int,
+    "finished": float,
+}
 
 
 def _read_output(folder: CallFolder, rank: int, most: int = 1 << 20) -> str:
     """The last MiB of what the rank wrote."""
-    path = folder.output(rank)
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        file.seek(max(0, size - most))
-        text = file.read().decode(errors="replace")
-    return text if size <= most else f"... {size - most} bytes of output before this are not shown\n{text}"
+    try:
+        text = read_regular(folder.output(rank), most, end=True) or b""
+    except ValueError as error:
+        return f"({error})\n"
+    cut = f"... only the last {most:,} bytes of output are shown\n" if len(text) == most else ""
+    return cut + text.decode(errors="replace")
 
 
 def _without_outcome(folder: CallFolder, rank: int, fate: Fate, how: str) -> dict[str, Any]:

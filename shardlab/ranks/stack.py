@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlab.observe.calls import LIBRARY_FOLDERS, TORCH_FOLDER, TORCH_LOGGER
+from shardlab.ranks.reading import read_regular
 
 _KIT = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("ranks", "grade"))
 _OUTERMOST = ("_run_module_as_main", "<module>")  # where a forked and a spawned rank's interpreter begins
@@ -65,7 +66,7 @@ def read_stack(path: Path, within: float = 0.0) -> list[Frame]:
 
 def take_stacks(pid: int, path: Path, within: float) -> list[list[Frame]]:
     """Ask a rank for the stacks of all its threads as they are now; those written within `within` seconds."""
-    before = path.stat().st_size if path.exists() else 0
+    before = len(_written(path))
     ask_for_stack(pid)
     deadline = time.monotonic() + within
     while not (stacks := list(_threads(path, before).values())) and time.monotonic() < deadline:
@@ -75,17 +76,24 @@ def take_stacks(pid: int, path: Path, within: float) -> list[list[Frame]]:
 
 def _main_thread(path: Path) -> list[Frame]:
     """The newest whole dump of the main thread in the file; the one being written may still be short of frames."""
-    name = path.read_text().partition("\n")[0] if path.exists() else ""
+    name = _written(path).partition(b"\n")[0].decode(errors="replace")
     return _threads(path, len(name) + 1).get(name, [])
+
+
+def _written(path: Path) -> bytes:
+    """What is in the file; nothing if there is none, or something a rank put in its place."""
+    try:
+        return read_regular(path) or b""
+    except ValueError:
+        return b""
 
 
 def _threads(path: Path, start: int) -> dict[str, list[Frame]]:
     """By thread, the newest stack after byte `start` of the file; of the main thread only whole ones."""
-    if not path.exists():
-        return {}
-    main = path.read_text().partition("\n")[0]
+    written = _written(path)
+    main, text = written.partition(b"\n")[0].decode(errors="replace"), written[start:].decode(errors="replace")
     found: dict[str, list[Frame]] = {}
-    blocks = re.split(r"^(?=\S.*\(most recent call first\))", path.read_bytes()[start:].decode(), flags=re.MULTILINE)
+    blocks = re.split(r"^(?=\S.*\(most recent call first\))", text, flags=re.MULTILINE)
     for block in blocks[1:]:
         thread = _THREAD.search(block)
         frames = [Frame(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(block)]

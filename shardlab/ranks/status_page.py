@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardlab.observe.calls import Call
+from shardlab.ranks.reading import read_regular
 
 _SIZE = 16 * 1024
 _LENGTH = struct.Struct("!I")
@@ -38,10 +39,17 @@ class StatusPage:
 def read_last_call(path: Path) -> Call | None:
     """The last collective the rank noted before it began it; None: it made none."""
     try:
-        page = path.read_bytes()
-    except FileNotFoundError:
+        page = read_regular(path, _SIZE) or b""
+        (length,) = _LENGTH.unpack_from(page.ljust(_LENGTH.size, b"\0"))
+        call = Call.from_data(json.loads(page[_LENGTH.size : _LENGTH.size + length])) if length else None
+    except (ValueError, TypeError, KeyError, RecursionError):  # a rank wrote something else there
         return None
-    (length,) = _LENGTH.unpack_from(page.ljust(_LENGTH.size, b"\0"))
-    if not length:
-        return None
-    return Call.from_data(json.loads(page[_LENGTH.size : _LENGTH.size + length]))
+    return call if call is None or _is_plausible(call) else None
+
+
+def _is_plausible(call: Call) -> bool:
+    """Whether the fields that a report compares or prints are of their types."""
+    numbers = (call.numel, call.sequence, call.line, *call.shape, *call.ranks, *filter(None, [call.peer]))
+    return all(isinstance(number, int) for number in numbers) and all(
+        isinstance(text, str) for text in (call.op, call.dtype, call.file)
+    )
