@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -139,6 +140,28 @@ def ring() -> Steps:
     return {"mine": step_mine, "torch": step_theirs}
 
 
+# --- 3.4: experts -----------------------------------------------------------------------------------------------------
+
+
+def experts() -> Steps:
+    """Own layer of experts against one of torch's functional collectives, dropless: forward, backward and update."""
+    from labs.day3_model_parallel.torch_mixture_of_experts import TorchMoE
+    from solutions.day3_model_parallel.mixture_of_experts import ExpertParallelMoE, MoEConfig
+
+    config = MoEConfig(256, 512, 16, balance_coefficient=0.0, z_coefficient=0.0)
+    x = torch.randn(2048, config.hidden, generator=torch.Generator().manual_seed(0)).to(device())
+    mine, theirs = (kind(config, dist.group.WORLD).to(device()) for kind in (ExpertParallelMoE, TorchMoE))
+    theirs.load_state_dict(mine.state_dict())
+
+    def step(layer: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        layer(x.detach().requires_grad_()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    of_mine, of_theirs = (torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (mine, theirs))
+    return {"mine": partial(step, mine, of_mine), "torch": partial(step, theirs, of_theirs)}
+
+
 # --- All of them ------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +178,7 @@ COMPARISONS = {
     "tensor": Comparison("3.1 tensor parallelism against DTensor", 2, tensor),
     "pipeline": Comparison("3.2 1F1B against torch.distributed.pipelining", 2, pipeline),
     "ring": Comparison("3.3 ring attention against torch's private ring", 2, ring),
+    "experts": Comparison("3.4 a layer of experts against torch's functional collectives", 2, experts),
 }
 
 

@@ -5,7 +5,7 @@ Each rank has an N-th of every expert's room: which claims are dropped depends o
 
 
 def share_capacity(claims, capacity):
-    ranks, k, experts = claims.shape
+    ranks = len(claims)
     own = claims.cumsum(1) - claims
     if capacity is None:
         return claims, torch.zeros_like(claims)
