@@ -41,7 +41,7 @@ def submitted_files(root: Path, submission: Path) -> list[Path]:
     if not submission.is_dir():
         problem = "is not a folder" if submission.exists() else "does not exist"
         raise SubmissionError(f'the submission "{submission}" {problem}: name a folder that mirrors labs/')
-    writable = _files_a_learner_writes(root)
+    writable = labs_to_write(root)
     files = [file for file in writable if os.path.lexists(submission / file)]
     if not files:
         wanted = f"it should hold {writable[0]}" if writable else "but labs/ itself holds no lab yet"
@@ -53,7 +53,7 @@ def submitted_files(root: Path, submission: Path) -> list[Path]:
     return files
 
 
-def _files_a_learner_writes(root: Path) -> list[Path]:
+def labs_to_write(root: Path) -> list[Path]:
     """The labs of all lessons, relative to labs/; scripts, package files and helpers there are given."""
     labs = (lesson.lab for lesson in Course(root).lessons.values())
     return [lab.relative_to(root / "labs") for lab in labs if lab.is_file()]

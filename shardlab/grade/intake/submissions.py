@@ -1,0 +1,90 @@
+"""One student's submission, ready to be graded or refused with sentences the student can act on.
+
+Bytes are kept as they were handed in: carriage returns, a byte order mark or another declared encoding are Python's
+business. A lab that is no Python at all is kept too and only reported: its lesson is graded, and every exercise of it
+ends in that error, while the other lessons lose nothing.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlab.grade.intake.archives import unpack
+from shardlab.grade.intake.members import shown
+from shardlab.grade.workspace import SubmissionError, submitted_files
+from shardlab.syllabus import ROOT
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one student handed in.
+
+    Attributes:
+        student: the id of the roster.
+        source: the folder or archive it came as.
+        folder: a mirror of labs/ that holds the files to grade and nothing else; None: refused.
+        files: those files, relative to `folder`, sorted.
+        sha256: over their names and bytes, hex; None: refused.
+        problems: sentences for the student: why it was refused, what was left out, what is no Python.
+    """
+
+    student: str
+    source: Path
+    folder: Path | None
+    files: tuple[Path, ...]
+    sha256: str | None
+    problems: tuple[str, ...]
+
+
+def take_in(source: Path, student: str, into: Path, root: Path = ROOT) -> Submission:
+    """Unpack what a student handed in; whatever it is, the answer is a `Submission`.
+
+    Args:
+        source: as for `unpack`.
+        into: empty or new folder for the clean files.
+        root: checkout that says which files are labs.
+
+    Raises:
+        OSError: `into` cannot be written; never because of what the student did.
+    """
+    try:
+        remarks = unpack(source, into, root)
+        files = tuple(sorted(submitted_files(root, into)))
+    except SubmissionError as refusal:
+        return Submission(student, source, None, (), None, (_sentence(str(refusal)),))
+    broken = [_problem(file, (into / file).read_bytes()) for file in files]
+    problems = [*(each for each in broken if each), *remarks]
+    return Submission(student, source, into, files, sha256(into, files), tuple(map(_sentence, problems)))
+
+
+def sha256(folder: Path, files: Sequence[Path]) -> str:
+    """Hex digest over the sorted names and the bytes of `files`, each with its length before it."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        for part in (file.as_posix().encode(), (folder / file).read_bytes()):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def _problem(file: Path, source: bytes) -> str | None:
+    """Why Python cannot load a lab; found without running any of it."""
+    name = file.as_posix()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if isinstance(error.__context__, UnicodeDecodeError) or "codec can't decode" in str(error.msg):
+            return f"{name} is not UTF-8: save it as UTF-8. As it is, none of its exercises can earn points"
+        line = f", line {error.lineno}" if error.lineno else ""
+        return f"{name}{line}: {shown(error.msg)}. As it is, none of its exercises can earn points"
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        reason = str(error) or "it is nested too deep"
+        return f"{name}: Python cannot read it: {shown(reason)}. As it is, none of its exercises can earn points"
+    return None
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
