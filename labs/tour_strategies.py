@@ -18,6 +18,7 @@ from labs.day1_one_gpu_to_many.collectives import ring_all_reduce
 from labs.day2_data_parallel.ddp import DataParallel
 from labs.day2_data_parallel.fsdp import shard_module
 from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
+from labs.day3_model_parallel import mixture_of_experts
 from labs.day3_model_parallel.context import context_parallel, shard_batch, shard_loss
 from labs.day3_model_parallel.pipeline import one_forward_one_backward, run_schedule, split_batch, transformer_pipeline
 from labs.day3_model_parallel.tensor_parallel import parallelize, shard_transformer, vocab_parallel_cross_entropy
@@ -213,3 +214,36 @@ def cp_of_lesson_context(job: Job) -> Step:
         return loss
 
     return step
+
+
+def step_with_experts(job: Job) -> Step:
+    """Each rank takes its rows of the batch and has its share of eight experts of half the width, two per token."""
+    config = mixture_of_experts.MoEConfig(hidden=job.config.hidden, ffn=job.config.ffn // 2, experts=8)
+    model = mixture_of_experts.use_experts(job.model(), config, seed=job.seed)
+    optimizer = job.optimizer(model.parameters())
+
+    def step(batch: Tensor) -> Tensor:
+        rows = my_rows(batch)
+        loss = next_token_loss(model(rows), rows)
+        (loss + mixture_of_experts.auxiliary_loss(model)).backward()
+        mixture_of_experts.average_gradients(model, None, None)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@strategy("MoE, one process", ranks=1, lesson="3.4", like="MoE, one process")
+def moe_of_one_process(job: Job) -> Step:
+    """Another model: in every block eight small networks stand in the place of one, and each token goes to the two that
+    a router chooses for it. As much arithmetic per token, four times the parameters of those networks. Here one process
+    holds them all: the yardstick of the next line."""
+    return step_with_experts(job)
+
+
+@strategy("MoE, lesson 3.4", ranks=4, lesson="3.4", like="MoE, one process")
+def moe_of_lesson_mixture_of_experts(job: Job) -> Step:
+    """The same on four ranks, each with two of the eight experts: tokens travel to their experts and back, in forward
+    and in backward. All else is data parallel."""
+    return step_with_experts(job)
