@@ -22,7 +22,7 @@ def definitions(path: Path) -> dict[str, Definition]:
     """By name (``function``, ``Class``, ``Class.method``); empty for a file that is missing or not Python."""
     try:
         return definitions_in(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # also for what is nested too deep
         return {}
 
 

@@ -2,20 +2,13 @@
 
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from shardlab.bad_input import BadInput
-from shardlab.grade.intake.limits import (
-    MAX_ARCHIVE_BYTES,
-    MAX_GIT_CPU_SECONDS,
-    MAX_GIT_MEMORY,
-    MAX_GIT_SECONDS,
-    Meter,
-)
+from shardlab.grade.intake.limited import run_limited
+from shardlab.grade.intake.limits import Meter
 from shardlab.grade.intake.members import Kind, Member, check_size, checked_name, shown
 from shardlab.grade.workspace import SubmissionError
 
@@ -23,12 +16,14 @@ _PREFERRED = ("HEAD", "refs/heads/main", "refs/heads/master")
 _HOW = "make it with `git bundle create FILE HEAD`"
 _KINDS = {"120000": Kind.LINK, "160000": Kind.SUBMODULE}  # by mode; the rest are files
 _CUT_SHORT = ("died of signal", "ut of memory", "unable to create thread", "mmap failed", "File too large")
-# macOS knows no limit on memory; there the others hold
-_LIMITED = f"""
-ulimit -t {MAX_GIT_CPU_SECONDS} && ulimit -c 0 && ulimit -f {2 * MAX_ARCHIVE_BYTES // 512} || exit 125
-ulimit -v {MAX_GIT_MEMORY // 1024} 2>/dev/null
-exec git "$@"
-"""
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+}
 _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.bigFileThreshold": "1m",  # larger blobs go through in pieces
@@ -75,49 +70,17 @@ class _Git:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
-        self._command = ["sh", "-c", _LIMITED, "git", *settings]
-        self._environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(place),
-            "XDG_CONFIG_HOME": str(place),
-            "LC_ALL": "C",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_NO_LAZY_FETCH": "1",
-            "GIT_NO_REPLACE_OBJECTS": "1",
-        }
+        self._command = ["git", *(word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}"))]
 
     def run(self, *arguments: str) -> bytes:
         """What git prints."""
-        printed, said = self._place / "stdout", self._place / "stderr"
-        with printed.open("wb") as out, said.open("wb") as error:
-            process = subprocess.Popen(
-                [*self._command, *arguments],
-                cwd=self._place,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=error,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout=MAX_GIT_SECONDS)
-            except BaseException as stopped:
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started; it was not waited for yet
-                process.wait()
-                if not isinstance(stopped, subprocess.TimeoutExpired):
-                    raise
-                code = -signal.SIGKILL
-        sentences = said.read_bytes()[:4096].decode(errors="replace")
-        if code < 0 or any(cut in sentences for cut in _CUT_SHORT):
+        outcome = run_limited([*self._command, *arguments], self._place, _ENVIRONMENT)
+        if outcome.code < 0 or any(cut in outcome.errors for cut in _CUT_SHORT):
             raise SubmissionError("the bundle takes more time or room to read than any honest one")
-        if code:
-            reason = next(iter(sentences.strip().splitlines()), f"exit code {code}")
+        if outcome.code:
+            reason = next(iter(outcome.errors.strip().splitlines()), f"exit code {outcome.code}")
             raise SubmissionError(f"git cannot read the bundle ({shown(reason)}): {_HOW}")
-        return printed.read_bytes()
+        return outcome.printed
 
 
 def _tree(git: _Git, commit: str) -> Iterator[tuple[str, str, str, str]]:

@@ -17,9 +17,11 @@ MAX_PATH_BYTES = 1024
 MAX_PATH_DEPTH = 32
 MAX_HEADER_BYTES = 64 * 1024  # of what a tar says about one file beside its name and size
 MAX_XZ_MEMORY = 128 * MIB  # `xz -9` asks for 65 MiB
-MAX_GIT_CPU_SECONDS = 20
-MAX_GIT_SECONDS = 120  # on the clock; a backstop for a busy machine
-MAX_GIT_MEMORY = 1024 * MIB
+# Of a program that reads a submission for us: git, Python's compiler
+MAX_CHILD_CPU_SECONDS = 20
+MAX_CHILD_SECONDS = 120  # on the clock; a backstop for a busy machine
+MAX_CHILD_MEMORY = 1024 * MIB
+MAX_CHILD_FILE_BYTES = 2 * MAX_ARCHIVE_BYTES
 
 LEAVE_OUT = "hand in only your lab files, without .venv, .git and data"
 

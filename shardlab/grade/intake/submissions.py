@@ -6,13 +6,12 @@ ends in that error, while the other lessons lose nothing.
 """
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardlab.grade.intake.archives import unpack
-from shardlab.grade.intake.members import shown
+from shardlab.grade.intake.syntax import problems_of
 from shardlab.grade.workspace import SubmissionError, submitted_files
 from shardlab.syllabus import ROOT
 
@@ -54,9 +53,8 @@ def take_in(source: Path, student: str, into: Path, root: Path = ROOT) -> Submis
         files = tuple(sorted(submitted_files(root, into)))
     except SubmissionError as refusal:
         return Submission(student, source, None, (), None, (_sentence(str(refusal)),))
-    broken = [_problem(file, (into / file).read_bytes()) for file in files]
-    problems = [*(each for each in broken if each), *remarks]
-    return Submission(student, source, into, files, sha256(into, files), tuple(map(_sentence, problems)))
+    problems = map(_sentence, (*problems_of(into, files), *remarks))
+    return Submission(student, source, into, files, sha256(into, files), tuple(problems))
 
 
 def sha256(folder: Path, files: Sequence[Path]) -> str:
@@ -66,24 +64,6 @@ def sha256(folder: Path, files: Sequence[Path]) -> str:
         for part in (file.as_posix().encode(), (folder / file).read_bytes()):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
-
-
-def _problem(file: Path, source: bytes) -> str | None:
-    """Why Python cannot load a lab; found without running any of it."""
-    name = file.as_posix()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(source, name, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        if isinstance(error.__context__, UnicodeDecodeError) or "codec can't decode" in str(error.msg):
-            return f"{name} is not UTF-8: save it as UTF-8. As it is, none of its exercises can earn points"
-        line = f", line {error.lineno}" if error.lineno else ""
-        return f"{name}{line}: {shown(error.msg)}. As it is, none of its exercises can earn points"
-    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        reason = str(error) or "it is nested too deep"
-        return f"{name}: Python cannot read it: {shown(reason)}. As it is, none of its exercises can earn points"
-    return None
 
 
 def _sentence(text: str) -> str:
