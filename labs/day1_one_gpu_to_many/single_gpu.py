@@ -110,17 +110,20 @@ class LossScaler:
         interval: in steps.
 
     Attributes:
-        value: the scale now, a float; finite, and at most the largest float32.
+        value: the scale now, a float between the smallest normal float32 and the largest.
         good_steps: steps taken since the scale last changed.
 
     Raises:
-        ValueError: a scale that is not positive and finite, growth <= 1, backoff outside (0, 1), interval < 1.
+        ValueError: a scale that is no positive, normal float32, growth <= 1, backoff outside (0, 1), interval < 1.
     """
 
     def __init__(self, scale: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000) -> None:
-        if not (0 < scale < math.inf and 1 < growth < math.inf and 0 < backoff < 1 and interval >= 1):
+        float32 = torch.finfo(torch.float32)
+        in_range = float32.tiny <= scale <= float32.max
+        if not (in_range and 1 < growth < math.inf and 0 < backoff < 1 and interval >= 1):
             given = f"scale {scale}, growth {growth}, backoff {backoff}, interval {interval}"
-            raise ValueError(f"need scale > 0, growth > 1, 0 < backoff < 1 and interval >= 1, got {given}")
+            limits = f"{float32.tiny:.2g} <= scale <= {float32.max:.2g}"
+            raise ValueError(f"need {limits}, growth > 1, 0 < backoff < 1 and interval >= 1, got {given}")
         self.value = float(scale)
         self.growth, self.backoff, self.interval = growth, backoff, interval
         self.good_steps = 0
@@ -151,7 +154,8 @@ class LossScaler:
         """Take the optimiser's step if the gradients are finite, else leave it out; then adjust the scale.
 
         Gradients not yet unscaled are unscaled first. A step left out changes no parameter, no moment and no step
-        count. The scale never grows beyond the largest float32.
+        count. The scale never grows beyond the largest float32, and never sinks below the smallest normal one: after a
+        long run of NaN it would be 0, and there is no way back from there.
 
         Returns:
             Whether the step was taken.
@@ -160,7 +164,7 @@ class LossScaler:
 
         Hints:
             1. Which three numbers change after an overflow, and which after the last good step of an interval?
-            2. ``torch.finfo(torch.float32).max``.
+            2. ``torch.finfo(torch.float32)`` has ``max`` and ``tiny``.
         """
         raise NotAttempted("1.2 LossScaler.step")
 

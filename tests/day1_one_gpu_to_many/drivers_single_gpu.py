@@ -253,14 +253,27 @@ def unscale_then_step(lab: ModuleType, gradient: Tensor, scale: float) -> dict[s
     }
 
 
+def unscale_then_clip_values(lab: ModuleType, gradient: Tensor) -> dict[str, Any]:
+    """Unscale a gradient that overflowed, clip its elements to 1, which leaves no inf in it, step."""
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = lab.LossScaler(scale=8.0)
+    weight.grad = gradient.clone()
+    finite = scaler.unscale(optimizer)
+    torch.nn.utils.clip_grad_value_([weight], 1.0)
+    taken = scaler.step(optimizer)
+    return {"finite": finite, "taken": taken, "scale": float(scaler.value), "weight": plain(weight)}
+
+
 def unscale_each(lab: ModuleType, steps: Sequence[Sequence[Tensor | None]]) -> list[bool]:
-    """What `unscale` says of the gradients of each step, by a scaler of its own."""
+    """What `unscale` says of the gradients of each step, by a scaler of its own; the first in a group of its own."""
     verdicts = []
     for gradients in steps:
         weights = [nn.Parameter(torch.ones(4, device=device())) for _ in gradients]
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = None if gradient is None else gradient.to(device())
-        verdicts.append(lab.LossScaler(scale=4.0).unscale(torch.optim.SGD(weights, lr=1.0)))
+        groups = [{"params": weights[:1]}, {"params": weights[1:]}]
+        verdicts.append(lab.LossScaler(scale=4.0).unscale(torch.optim.SGD(groups, lr=1.0)))
     return verdicts
 
 
@@ -272,7 +285,8 @@ def unscale_half(lab: ModuleType) -> dict[str, Any]:
     ]
     for weight in weights:
         weight.grad = torch.full_like(weight, 8.0)
-    error = _error(lab.LossScaler(scale=4.0).unscale, torch.optim.SGD(weights, lr=1.0))
+    groups = [{"params": [weight]} for weight in weights]
+    error = _error(lab.LossScaler(scale=4.0).unscale, torch.optim.SGD(groups, lr=1.0))
     return {"error": error, "gradients": [plain(weight.grad).float() for weight in weights]}
 
 
@@ -340,17 +354,21 @@ def cast_again(lab: ModuleType) -> dict[str, str]:
     """dtypes of a matrix product where autocast is noted and where it is brought back."""
     matrix = torch.ones(2, 2, device=device())
 
-    def cast(enabled: bool) -> Any:
-        return torch.autocast(device().type, dtype=torch.bfloat16, enabled=enabled)
+    def cast(dtype: torch.dtype) -> Any:
+        return torch.autocast(device().type, dtype=dtype)
 
-    with cast(True):
+    with cast(torch.bfloat16):
         noted_inside = lab.surroundings((matrix,))
+    with cast(torch.float16):
+        noted_in_float16 = lab.surroundings((matrix,))
     noted_outside = lab.surroundings((matrix,))
     found = {}
+    with noted_in_float16():
+        found["noted under autocast to float16, back outside"] = str((matrix @ matrix).dtype)
     with noted_inside():
         found["noted under autocast, back outside"] = str((matrix @ matrix).dtype)
     found["after the block"] = str((matrix @ matrix).dtype)
-    with cast(True):
+    with cast(torch.bfloat16):
         with noted_outside():
             found["noted outside, back under autocast"] = str((matrix @ matrix).dtype)
         found["after that block"] = str((matrix @ matrix).dtype)
@@ -662,6 +680,7 @@ def refuse_each(lab: ModuleType) -> dict[str, str]:
         "weights of another dtype": (loss, hidden, weight.half(), targets),
         "an empty chunk": (loss, hidden, weight, targets, 0),
         "a scale of 0": (lab.LossScaler, 0.0),
+        "a scale that is no float32": (lab.LossScaler, 2.0**130),
         "no growth": (lab.LossScaler, 8.0, 1.0),
         "a backoff that grows": (lab.LossScaler, 8.0, 2.0, 1.5),
         "an empty interval": (lab.LossScaler, 8.0, 2.0, 0.5, 0),

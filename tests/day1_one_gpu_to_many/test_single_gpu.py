@@ -75,6 +75,7 @@ def test_three_tokens_and_one_token_weigh_three_to_one(lab, padding):
     )
     assert got["loss"] == pytest.approx(2.0), f"the mean loss over all valid targets is 2.0, got {got['loss']:.3f}"
     assert got["detached"], "the loss returned must be detached: it would keep the graph of a micro-batch alive"
+    assert got["dtype"] == "torch.float32", f"the loss returned is float32, whatever it was computed in: {got['dtype']}"
     assert got["calls"] == 2, f"two micro-batches need the model twice, it was called {got['calls']} times"
 
 
@@ -200,6 +201,13 @@ def test_a_step_with_an_overflow_changes_nothing(lab, seed, optimizer):
         assert same, f"{optimizer}: the skipped step changed {what}: inf or NaN must never reach optimizer.step"
     assert not any(map(torch.equal, after["weights"], next_one["weights"])), "the step after a skipped one is taken"
     assert not done["by torch"], "optimizer.step was called by torch's GradScaler, which is the thing to build here"
+    gradient = torch.tensor([math.inf, 1.0, -math.inf])
+    clipped = lab.on_ranks(1).run(drivers.unscale_then_clip_values, gradient)[0].value
+    assert (clipped["finite"], clipped["taken"], clipped["scale"]) == (False, False, 4.0), (
+        "unscale found inf, and clipping by value made it 1 before step: the verdict of unscale counts, so the step is "
+        f"left out and the scale halves from 8 to 4: got {clipped}"
+    )
+    assert not clipped["weight"].count_nonzero(), f"and no weight changes: got {clipped['weight']}"
 
 
 @exercise("1.2", "LossScaler.step", points=2)
@@ -226,6 +234,14 @@ def test_the_scale_stays_finite(lab):
     scales = [row["scale"] for row in rows]
     assert scales[-1] == largest, (
         f"zeros never overflow: the scale stops at the largest float32, {largest}: got {scales}"
+    )
+    settings = {"scale": 2.0**-100, "growth": 2.0, "backoff": 2.0**-10, "interval": 1}
+    steps = [[torch.full((4,), math.nan)] * 3] * 4 + [[torch.ones(4)] * 3]
+    rows = lab.on_ranks(1).run(drivers.scaled_steps, settings, steps)[0].value["rows"]
+    smallest, scales = torch.finfo(torch.float32).tiny, [row["scale"] for row in rows]
+    assert scales[3:] == [smallest, 2 * smallest] and rows[-1]["taken"], (
+        f"after NaN again and again the scale stops at the smallest normal float32, {smallest}, and grows back: got "
+        f"{scales}. At 0 every gradient would be 0 / 0 for ever."
     )
 
 
@@ -333,6 +349,7 @@ def test_random_numbers_are_drawn_again_and_nobody_else_notices(lab, seed):
 @exercise("1.2", "surroundings", points=2)
 def test_autocast_is_brought_back(lab):
     want = {
+        "noted under autocast to float16, back outside": "torch.float16",
         "noted under autocast, back outside": "torch.bfloat16",
         "after the block": "torch.float32",
         "noted outside, back under autocast": "torch.float32",
@@ -509,6 +526,9 @@ def test_chunked_loss_gradients(lab, seed, chunk):
 @exercise("1.2", "ChunkedCrossEntropy.backward", points=1)
 def test_chunked_loss_in_bfloat16(lab, seed):
     cases = [loss_case(seed, (300,), vocab=50, chunk=8, dtype=torch.bfloat16)]
+    same = loss_case(seed, (500,), vocab=5, width=4, chunk=1, ignored=0, dtype=torch.bfloat16)
+    same["targets"].zero_()  # 500 summands of one sign for its weight: 16 bits would stop to grow halfway
+    cases.append(same | {"hidden": same["hidden"].abs() + 1})
     check_losses(lab, cases, ["loss", "hidden", "weight"], rtol=2e-2)
 
 
