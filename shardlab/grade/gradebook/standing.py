@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import groupby
 
 from shardlab.grade.gradebook.record import CaseRecord, Verdict
 from shardlab.grade.manifest import Exercise
+from shardlab.syllabus import Lesson
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Mark:
     exercise: Exercise
     cases: tuple[CaseRecord, ...]
 
-    @property
+    @cached_property
     def earned(self) -> Fraction:
         return sum((case.share for case in self.cases if case.verdict is Verdict.PASSED), Fraction(0))
 
@@ -44,13 +47,43 @@ class Mark:
         return self.exercise.points
 
     @property
+    def complete(self) -> bool:
+        return self.earned == self.points
+
+    @cached_property
     def unsettled(self) -> bool:
         """A failure of ours stands in for a verdict: a person has to look before this counts."""
         return any(case.verdict is Verdict.INFRA for case in self.cases)
 
 
+class Sum:
+    """What several marks come to."""
+
+    marks: tuple[Mark, ...]
+
+    @cached_property
+    def earned(self) -> Fraction:
+        return sum((mark.earned for mark in self.marks), Fraction(0))
+
+    @cached_property
+    def points(self) -> int:
+        return sum(mark.points for mark in self.marks)
+
+    @cached_property
+    def unsettled(self) -> bool:
+        return any(mark.unsettled for mark in self.marks)
+
+
 @dataclass(frozen=True)
-class Standing:
+class LessonMark(Sum):
+    """One student's marks of one lesson."""
+
+    lesson: Lesson
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Standing(Sum):
     """One student's marks.
 
     Attributes:
@@ -64,30 +97,16 @@ class Standing:
     problems: tuple[str, ...]
     marks: tuple[Mark, ...]
 
-    @property
-    def earned(self) -> Fraction:
-        return sum((mark.earned for mark in self.marks), Fraction(0))
-
-    @property
-    def points(self) -> int:
-        return sum(mark.points for mark in self.marks)
-
-    @property
-    def unsettled(self) -> bool:
-        return any(mark.unsettled for mark in self.marks)
+    @cached_property
+    def lessons(self) -> tuple[LessonMark, ...]:
+        """The same marks, lesson by lesson."""
+        by_lesson = groupby(self.marks, lambda mark: mark.exercise.lesson)
+        return tuple(LessonMark(lesson, tuple(marks)) for lesson, marks in by_lesson)
 
 
 def marks_of(exercises: Sequence[Exercise], records: Iterable[CaseRecord]) -> tuple[Mark, ...]:
     """A mark for each exercise; of several records of one test the last counts."""
-    latest = {record.test: record for record in records}
-    return tuple(
-        Mark(
-            exercise,
-            tuple(
-                record
-                for record in latest.values()
-                if (record.lesson, record.exercise) == (exercise.lesson.id, exercise.name)
-            ),
-        )
-        for exercise in exercises
-    )
+    cases: dict[tuple[str, str], list[CaseRecord]] = {}
+    for record in {record.test: record for record in records}.values():
+        cases.setdefault((record.lesson, record.exercise), []).append(record)
+    return tuple(Mark(exercise, tuple(cases.get((exercise.lesson.id, exercise.name), ()))) for exercise in exercises)
