@@ -123,5 +123,6 @@ def histogram(percents: Sequence[float]) -> Markup:
         if count:
             parts.append(f'<text class="count" x="{middle:.1f}%" y="{164 - tall:.1f}">{count}</text>')
         parts.append(f'<text class="tick" x="{step * place:.1f}%" y="194">{place * BINS}</text>')
+    parts.append('<text class="tick" x="100%" y="194" text-anchor="end">100 %</text>')
     parts.append('<line x1="0" x2="100%" y1="172.5" y2="172.5"/></svg>')
     return Markup("".join(parts))

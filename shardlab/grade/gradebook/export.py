@@ -54,7 +54,7 @@ def write_all(
     ]
     for standing in standings:
         name = standing.student.id
-        results = json.dumps(results_json(standing), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        results = json.dumps(results_json(standing), allow_nan=False) + "\n"
         written.append(write_text(out / "gradescope" / name / "results.json", results))
         written.append(write_text(out / "feedback" / f"{name}.html", feedback_page(standing)))
     report = class_page(standings, isolation=isolation, date=date, pairs=pairs)

@@ -20,7 +20,7 @@ def results_json(standing: Standing) -> dict:
     visibility = HIDDEN if standing.unsettled else PUBLISHED
     return {
         "score": round(float(standing.earned), 2),
-        "execution_time": round(sum(case.seconds for mark in standing.marks for case in mark.cases), 2),
+        "execution_time": round(sum((case.seconds for mark in standing.marks for case in mark.cases), 0.0), 2),
         "output": "\n".join(_overall(standing)),
         "output_format": "text",
         "test_output_format": "text",
