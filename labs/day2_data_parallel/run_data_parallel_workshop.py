@@ -347,8 +347,9 @@ def parse() -> argparse.Namespace:
     options.add_argument("--link", type=float, help="modelled link under all messages, GB/s; CPU only (default: none)")
     options.add_argument("--bandwidth", type=float, default=1.25, help="for the recommendation, GB/s (default 1.25)")
     chosen = options.parse_args()
-    numbers = (*chosen.ranks, chosen.layers, chosen.sequence, chosen.steps, chosen.bandwidth, chosen.link or 1)
-    if min(numbers) <= 0 or chosen.hidden < 8 or chosen.hidden % 8:
+    numbers = [*chosen.ranks, chosen.layers, chosen.sequence, chosen.steps, chosen.bandwidth]
+    numbers += [number for number in (chosen.rows, chosen.link) if number is not None]
+    if not all(0 < number < float("inf") for number in numbers) or chosen.hidden < 8 or chosen.hidden % 8:
         options.error("need a width that is a multiple of 8, and every other number above 0")
     chosen.ranks = sorted(set(chosen.ranks))
     return chosen

@@ -443,6 +443,12 @@ def main() -> int:
     chosen = options.parse_args()
     if chosen.steps < OBSERVED + 2 or min(chosen.layers, chosen.rows) < 1 or chosen.hidden < 8 or chosen.hidden % 8:
         options.error(f"need {OBSERVED + 2} steps, 1 layer and 1 row or more, and a width that is a multiple of 8")
+    if chosen.budget is not None and not 0 < chosen.budget < float("inf"):
+        options.error(f"--budget is a number of MiB above 0: got {chosen.budget}")
+    try:
+        Offload("nvme", chosen.nvme)
+    except ValueError as error:
+        options.error(f"--nvme: {error}")
     if "deepspeed" in chosen.impl and importlib.util.find_spec("deepspeed") is None:
         options.error("DeepSpeed is missing: tools/install.sh deepspeed")
     torch.set_num_threads(1)

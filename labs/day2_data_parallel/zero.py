@@ -267,7 +267,8 @@ class StateFile:
 
         Hints:
             1. A mapping begins at a multiple of ``mmap.ALLOCATIONGRANULARITY``. Writing the tensor to the file first
-               reserves the space: on a full disk that is an error, where a write through a mapping is a crash.
+               reserves the space: on a full disk that is an error, where a write through a mapping is a crash. It
+               returns how many bytes it has written, which need not be all.
             2. ``tensor.view(torch.uint8).numpy()`` has any dtype's bytes; ``torch.frombuffer(mapping, dtype=...)``.
         """
         raise NotAttempted("2.2 StateFile.keep")
@@ -502,7 +503,9 @@ class ShardedOptimizer(Optimizer):
 
         Hints:
             1. A state of the parameter's shape is cut like the parameter (`_cut`); scalars are taken over as they are.
-            2. ``self.inner.load_state_dict`` does the rest: it copies, and knows what torch's optimisers keep where.
+               Both are copies: ``self.inner.load_state_dict`` keeps the very tensors it is given.
+            2. It does the rest, and knows what torch's optimisers keep where. ``self.param_groups`` needs the
+               hyperparameters of the state too, and what belongs into the file goes there now.
         """
         raise NotAttempted("2.2 ShardedOptimizer.load_state_dict")
 
@@ -541,12 +544,17 @@ def _join(values: Sequence[Any], shape: torch.Size) -> Any:
 
 
 def _cut(value: Any, piece: Piece, shape: torch.Size) -> Any:
-    """A piece's part of a state of the whole parameter; scalars as they are. Given."""
-    if not isinstance(value, Tensor) or (value.dim() == 0 and shape != value.shape):
+    """A copy of a piece's part of a state of the whole parameter; of scalars as they are. Given.
+
+    A view would keep the whole state in memory, and the next step would change the checkpoint it belongs to.
+    """
+    if not isinstance(value, Tensor):
         return value
+    if value.dim() == 0 and shape != value.shape:
+        return value.clone()
     if value.shape != shape:
         raise ValueError(f"a state of shape {list(value.shape)} for a parameter of shape {list(shape)}")
-    return value.flatten()[piece.start : piece.stop]
+    return value.flatten()[piece.start : piece.stop].clone()
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -314,7 +314,8 @@ class StateFile:
 
         Hints:
             1. A mapping begins at a multiple of ``mmap.ALLOCATIONGRANULARITY``. Writing the tensor to the file first
-               reserves the space: on a full disk that is an error, where a write through a mapping is a crash.
+               reserves the space: on a full disk that is an error, where a write through a mapping is a crash. It
+               returns how many bytes it has written, which need not be all.
             2. ``tensor.view(torch.uint8).numpy()`` has any dtype's bytes; ``torch.frombuffer(mapping, dtype=...)``.
         """
         # BEGIN SOLUTION
@@ -324,7 +325,9 @@ class StateFile:
             if (piece, name) not in self._slots:
                 start = -(-self._file.seek(0, os.SEEK_END) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
                 self._file.seek(start)
-                self._file.write(value.contiguous().view(torch.uint8).numpy())
+                unwritten = memoryview(value.contiguous().view(torch.uint8).numpy())
+                while unwritten:  # a write is cut short where the disk gets full, or after 2 GiB on Linux
+                    unwritten = unwritten[self._file.write(unwritten) :]
                 pages = mmap.mmap(self._file.fileno(), value.nbytes, offset=start)
                 self._slots[piece, name] = pages, torch.frombuffer(pages, dtype=value.dtype)
             pages, kept = self._slots[piece, name]
@@ -632,7 +635,9 @@ class ShardedOptimizer(Optimizer):
 
         Hints:
             1. A state of the parameter's shape is cut like the parameter (`_cut`); scalars are taken over as they are.
-            2. ``self.inner.load_state_dict`` does the rest: it copies, and knows what torch's optimisers keep where.
+               Both are copies: ``self.inner.load_state_dict`` keeps the very tensors it is given.
+            2. It does the rest, and knows what torch's optimisers keep where. ``self.param_groups`` needs the
+               hyperparameters of the state too, and what belongs into the file goes there now.
         """
         # BEGIN SOLUTION
         groups = state_dict["param_groups"]
@@ -692,12 +697,17 @@ def _join(values: Sequence[Any], shape: torch.Size) -> Any:
 
 
 def _cut(value: Any, piece: Piece, shape: torch.Size) -> Any:
-    """A piece's part of a state of the whole parameter; scalars as they are. Given."""
-    if not isinstance(value, Tensor) or (value.dim() == 0 and shape != value.shape):
+    """A copy of a piece's part of a state of the whole parameter; of scalars as they are. Given.
+
+    A view would keep the whole state in memory, and the next step would change the checkpoint it belongs to.
+    """
+    if not isinstance(value, Tensor):
         return value
+    if value.dim() == 0 and shape != value.shape:
+        return value.clone()
     if value.shape != shape:
         raise ValueError(f"a state of shape {list(value.shape)} for a parameter of shape {list(shape)}")
-    return value.flatten()[piece.start : piece.stop]
+    return value.flatten()[piece.start : piece.stop].clone()
 
 
 def _pinned(tensor: Tensor) -> Tensor:

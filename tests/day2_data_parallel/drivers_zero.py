@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -148,10 +149,13 @@ def _train(
 
 
 def train_branches(lab: ModuleType, own: Sequence[tuple[int, Tensor]], stages: Sequence[int]) -> list[State]:
-    """Train `Branches` with AdamW, a (branch, x) of this rank in every step; the weights after it for each stage."""
+    """Train `Branches` with AdamW, a (branch, x) of this rank in every step; the weights after it for each stage.
+
+    The model has the dtype of the inputs.
+    """
     found = []
     for stage in stages:
-        model = Branches(seed=0).to(device())
+        model = Branches(seed=0).to(device(), own[0][1].dtype)
         # All ranks have to run the same units: the fork is one. 2**-13 MiB are 128 bytes, two layers to a bucket
         options = {"units": list(model.children())} if stage == 3 else {"bucket_mb": 2**-13}
         zero = make(lab, stage, model, "adamw", **options)
@@ -390,38 +394,77 @@ def with_batch_norm() -> nn.Module:
 
 
 def train_from(
-    lab: ModuleType, inputs: Sequence[Tensor], weights: State | None, states: dict | None, runs: Sequence[dict]
+    lab: ModuleType,
+    inputs: Sequence[Tensor],
+    weights: State | None,
+    states: dict | None,
+    runs: Sequence[dict],
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> list[dict[str, object]]:
     """Train `odd_layers` on the same inputs on every rank, from a checkpoint if there is one.
 
+    Args:
+        runs: each has ``stage``, perhaps ``last``, to consolidate on the last rank of the group, and options.
+        groups: split the ranks into these groups; None: one group of all.
+
     Returns:
-        For each of ``runs``, a stage and options, ``weights`` and ``states`` where this rank has them; ``refusals``:
-        what `state_dict` said after each step, when nothing was consolidated since.
+        For each of ``runs`` ``weights`` and ``states`` where this rank has them; ``refusals``: what `state_dict` said
+        after each step, when nothing was consolidated since; ``nobody``: what `consolidate_state_dict` said to a rank
+        that there is not; and of a checkpoint that was loaded ``loaded``: how many of its states are views into what
+        was given, or lie in memory although they belong into a file, and whether training has changed what was given.
     """
-    return [_train_from(lab, inputs, weights, states, **run) for run in runs]
+    group = own_group(groups)
+    return [_train_from(lab, inputs, weights, states, group=group, **run) for run in runs]
 
 
 def _train_from(
-    lab: ModuleType, inputs: Sequence[Tensor], weights: State | None, states: dict | None, stage: int, **options: object
+    lab: ModuleType,
+    inputs: Sequence[Tensor],
+    weights: State | None,
+    states: dict | None,
+    stage: int,
+    group: dist.ProcessGroup | None = None,
+    last: bool = False,
+    **options: object,
 ) -> dict[str, object]:
+    ranks = dist.get_world_size(group)
+    to = ranks - 1 if last else 0
     model = odd_layers()
     if weights:
         model.load_state_dict(weights)
     model.to(device())
-    zero = make(lab, stage, model, "adamw", **options)
+    zero = make(lab, stage, model, "adamw", group=group, **options)
+    refusals, loaded, given = [], {"views": 0, "in_memory": 0, "changed": False}, deepcopy(states)
     if states:
         zero.load_state_dict(states)
-    refusals = []
+        tensors = state_tensors(zero)
+        loaded["views"] = sum(each.untyped_storage().nbytes() > each.nbytes for each in tensors)
+        if options.get("offload", ("cpu",))[0] == "nvme" and on_linux():
+            loaded["in_memory"] = len(tensors) - is_mapped_from(options["offload"][1], tensors)
+        del tensors
     for x in inputs:
         model(x.to(device())).square().mean().backward()
         zero.step()
         with Traffic() as traffic:
             refusals.append(error_message(zero.state_dict, RuntimeError) if not traffic.calls else "it communicates")
-        zero.consolidate_state_dict()
-    found = zero.state_dict() if dist.get_rank() == 0 else {"refused": error_message(zero.state_dict, RuntimeError)}
+        zero.consolidate_state_dict(to)
+    here = dist.get_rank(group) == to
+    found = zero.state_dict() if here else {"refused": error_message(zero.state_dict, RuntimeError)}
+    if states:
+        loaded["changed"] = not same(states["state"], given["state"])
     weights = weights_of(stage, model, zero)
+    nobody = error_message(lambda: zero.consolidate_state_dict(ranks))
     zero.close()
-    return {"weights": weights, "states": found, "refusals": refusals}
+    return {"weights": weights, "states": found, "refusals": refusals, "nobody": nobody, "loaded": loaded}
+
+
+def same(states: dict, others: dict) -> bool:
+    """Whether optimiser states are equal, bit for bit."""
+    return all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(others[number][name]))
+        for number, state in states.items()
+        for name, value in state.items()
+    )
 
 
 def odd_layers() -> nn.Module:
@@ -480,6 +523,27 @@ def states_in_a_file(lab: ModuleType, folder: str, stage: int, steps: int) -> di
     found["open_after"] = mappings(folder)
     found["weights"] = [weights_of(stage, model, zero) for model, zero in jobs]
     return found
+
+
+def states_in_memory_during_a_step(lab: ModuleType, folder: str, layers: int, width: int) -> tuple[int, int]:
+    """For states in a file and a bucket for each layer: how often a step calls the inner optimiser, and the most bytes
+    of mappings that are in memory when one of these calls is over (Linux; elsewhere 0)."""
+    model = linear_layers(layers, width).to(device())
+    bucket_mb = 4 * width * width / 2**20
+    zero = make(lab, 1, model, "adamw", offload=("nvme", folder), bucket_mb=bucket_mb)
+    update, resident = zero.inner.step, []
+
+    def step() -> None:
+        update()
+        resident.append(resident_bytes(folder) or 0)
+
+    zero.inner.step = step
+    for _ in range(2):
+        resident.clear()
+        model(torch.ones(2, width, device=device())).square().mean().backward()
+        zero.step()
+    zero.close()
+    return len(resident), max(resident)
 
 
 def names_in(folder: str) -> list[str]:
@@ -650,7 +714,10 @@ def make_different(lab: ModuleType) -> list[str]:
     return messages
 
 
-def clip_by(lab: ModuleType, max_norm: float) -> str:
-    """The message of the ValueError for a norm that is not positive."""
-    zero = make(lab, 1, linear_layers(1, 2).to(device()), "sgd")
-    return error_message(lambda: zero.clip_grad_norm(max_norm))
+def clip_by(lab: ModuleType, max_norm: float, elements: int) -> tuple[str, float]:
+    """The message of the ValueError for a norm that is not positive; and the norm of so many ones in bfloat16."""
+    model = nn.Linear(elements, 1, bias=False).to(device(), torch.bfloat16)
+    zero = make(lab, 1, model, "sgd")
+    message = error_message(lambda: zero.clip_grad_norm(max_norm))
+    model(torch.ones(1, elements, device=device(), dtype=torch.bfloat16)).sum().backward()
+    return message, zero.clip_grad_norm(1.0).item()

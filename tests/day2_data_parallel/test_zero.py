@@ -205,8 +205,11 @@ def test_clipping_by_the_norm_of_the_whole_gradient(lab, seed, ranks):
 @exercise("2.2", "ShardedOptimizer.clip_grad_norm", points=1)
 @pytest.mark.parametrize("max_norm", [0.0, -1.0])
 def test_no_clipping_to_nothing(lab, max_norm):
-    message = lab.on_ranks(1).run(drivers.clip_by, max_norm)[0].value
+    message, norm = lab.on_ranks(1).run(drivers.clip_by, max_norm, 257)[0].value
     assert str(max_norm) in message, f"max_norm {max_norm} must be refused with a ValueError, got {message or 'none'!r}"
+    assert norm == pytest.approx(257**0.5, rel=1e-5), (
+        f"the norm of 257 gradients of 1 in bfloat16 is {257**0.5:.4f}, got {norm:.4f}: add up in float32"
+    )
 
 
 @exercise("2.2", "ShardedOptimizer.step", points=2)
@@ -244,10 +247,11 @@ def test_a_step_uses_the_gradients_up(lab):
 @pytest.mark.parametrize("branches", [[(0, 1), (1, 0)], [(2, 2), (0, 0)], [(0, 1, 0), (1, 1, 1)]])
 def test_parameters_that_some_or_no_ranks_use(lab, seed, branches):
     ranks = len(branches[0])
-    inputs = torch.randn(len(branches), ranks, 3, 4, generator=torch.Generator().manual_seed(seed))
+    dtype = torch.float64 if ranks == 3 else torch.float32  # ZeRO works in whatever the model has
+    inputs = torch.randn(len(branches), ranks, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     own = [[(step[rank], x[rank]) for step, x in zip(branches, inputs, strict=True)] for rank in range(ranks)]
     results = lab.on_ranks(ranks).run(drivers.train_branches, [1, 2, 3], per_rank=own)
-    model = drivers.Branches(seed=0)
+    model = drivers.Branches(seed=0).to(dtype)
     optimizer_class, settings = drivers.OPTIMIZERS["adamw"]
     plain = optimizer_class(model.parameters(), **settings)
     for step, xs in zip(branches, inputs, strict=True):
@@ -569,18 +573,23 @@ def assert_states(got: dict, expected: dict, what: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_consolidated_states_are_those_of_one_process(lab, seed, ranks):
     inputs = list(torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(seed)))
-    runs = [{"stage": stage, "bucket_mb": 2**-14} for stage in (1, 3)]
-    results = lab.on_ranks(ranks).run(drivers.train_from, inputs, None, None, runs)
+    runs = [{"stage": 1, "bucket_mb": 2**-14}, {"stage": 3, "last": True}]
+    groups = [[0], [1, 2, 3]] if ranks == 3 else None  # a rank of the group is not one of the world
+    outsiders = 1 if groups else 0
+    results = lab.on_ranks(ranks + outsiders).run(drivers.train_from, inputs, None, None, runs, groups)[outsiders:]
     weights, states = train_plain(inputs)
     for (rank, result), (number, run) in itertools.product(enumerate(results), enumerate(runs)):
-        got, story = result.value[number], f"stage {run['stage']}, the same batch on {ranks} ranks"
+        got, to = result.value[number], ranks - 1 if run.get("last") else 0
+        story = f"stage {run['stage']}, the same batch on a group of {ranks} ranks, to={to}"
         if rank == 0:
             assert_state(got["weights"], weights, story)
+        if rank == to:
             assert_states(got["states"], states, f"{story}, consolidated")
         else:
             assert "consolidate_state_dict" in got["states"]["refused"], (
                 f"{story}: rank {rank} has no consolidated states, state_dict() must say so in a RuntimeError"
             )
+        assert got["nobody"], f"{story}, rank {rank}: there is no rank {ranks} of the group: to={ranks} is a ValueError"
         assert all("consolidate_state_dict" in message for message in got["refusals"]), (
             f"{story}, rank {rank}: after a step nothing is consolidated any more: state_dict() must raise a "
             f"RuntimeError and send nothing, or a rank that saves alone waits for ever. Got {got['refusals']}"
@@ -589,18 +598,35 @@ def test_consolidated_states_are_those_of_one_process(lab, seed, ranks):
 
 @exercise("2.2", "ShardedOptimizer.load_state_dict", points=5)
 @pytest.mark.parametrize(("before", "after", "stages"), [(2, 3, (1, 3)), (4, 1, (3, 2)), (0, 2, (0, 1))])
-def test_a_checkpoint_loads_at_another_world_size(lab, seed, before, after, stages):
+def test_a_checkpoint_loads_at_another_world_size(lab, seed, tmp_path, before, after, stages):
     inputs = list(torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed)))
-    if before:
+    weights, states = train_plain(inputs[:2])
+    if before:  # else from torch's own AdamW
         saved = run_from(lab, before, stages[0], inputs[:2])
+        assert_states(saved["states"], states, f"2 steps on {before} ranks of stage {stages[0]}, consolidated")
         weights, states = saved["weights"], saved["states"]
-    else:  # from torch's own AdamW
-        weights, states = train_plain(inputs[:2])
-    resumed = run_from(lab, after, stages[1], inputs[2:], weights, states)
-    story = f"2 steps on {before} ranks of stage {stages[0]}, 2 more on {after} of stage {stages[1]}"
-    expected_weights, expected_states = train_plain(inputs)
-    assert_state(resumed["weights"], expected_weights, f"{story}, against 4 steps of one process")
+    states["param_groups"][0]["lr"] *= 0.5  # hyperparameters come from the state, as in any optimiser of torch
+    offload = {} if before else {"offload": ("nvme", str(tmp_path))}
+    resumed = run_from(lab, after, stages[1], inputs[2:], weights, states, **offload)
+    story = (
+        f"2 steps on {before} ranks of stage {stages[0]}, the learning rate of the state halved, 2 more on {after} of "
+        f"stage {stages[1]}"
+    )
+    loaded = resumed["loaded"]
+    assert loaded["views"] == 0, (
+        f"{story}: {loaded['views']} states of a rank are views of the states that were loaded, and keep them whole in "
+        "memory: copy this rank's piece"
+    )
+    assert loaded["in_memory"] == 0, (
+        f"{story}, offload to nvme: {loaded['in_memory']} states that were loaded lie in memory until the next step, "
+        "and may not even fit there: put them into the file at once"
+    )
+    assert not loaded["changed"], f"{story}: training has changed the checkpoint that was loaded: copy what is in it"
+    expected_weights, expected_states = train_plain(inputs[2:], states, weights)
+    assert_state(resumed["weights"], expected_weights, f"{story}, against one process")
     assert_states(resumed["states"], expected_states, f"{story}, states at the end")
+    rate = resumed["states"]["param_groups"][0]["lr"]
+    assert rate == 0.005, f"{story}: the learning rate is 0.005 now, param_groups says {rate}"
 
 
 @exercise("2.2", "ShardedOptimizer.load_state_dict", points=1)
@@ -654,6 +680,18 @@ def test_states_live_in_a_file(lab, tmp_path, stage, ranks):
             for weights, steps in zip(got["weights"], (3, 4), strict=True):
                 assert_state(weights, expected[steps - 1], f"{story}, two jobs in one folder, {steps} steps")
     assert list(tmp_path.iterdir()) == [], "files are left in the folder"
+
+
+@exercise("2.2", "ShardedOptimizer.step", points=1)
+def test_states_in_a_file_are_updated_bucket_by_bucket(lab, tmp_path):
+    layers, width = 5, 64
+    calls, resident = lab.on_ranks(1).run(drivers.states_in_memory_during_a_step, str(tmp_path), layers, width)[0].value
+    assert calls == layers, f"{layers} buckets, states on nvme: the inner optimiser should step for each, got {calls}"
+    bucket = 2 * 4 * width * width  # whole pages
+    assert resident <= 2 * bucket, (
+        f"states on nvme, {layers} buckets with {bucket:,} bytes of states each: {resident:,} bytes of them were in "
+        "memory at once. Put a bucket's states back into the file before the next bucket's are touched."
+    )
 
 
 @exercise("2.2", "StateFile.keep", points=1)
