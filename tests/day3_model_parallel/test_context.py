@@ -784,8 +784,10 @@ def test_the_whole_model_on_a_part_of_the_sequence(lab, seed, ranks):
                 if name in got["cuts"]:
                     expected = expected.chunk(2 // replicas, dim)[rank % 2 // replicas]
                 assert_close(got["gradients"].get(name), expected, f"{what}: summed gradient of {name}", 5e-5)
-            if run["kind"] == "ring" and "tensor" not in run:
-                traffic = Traffic.from_data(got["traffic"])
+            traffic = Traffic.from_data(got["traffic"])
+            if run["kind"] == "ulysses":
+                assert set(traffic.ops()) == {"all_to_all"}, f"{what}: all-to-alls alone, got {traffic.ops()}"
+            elif "tensor" not in run:
                 heads = CONFIG.layers * 2 * CONFIG.kv_heads
                 keys = heads * 2 * (length // ranks) * CONFIG.head_dim * 4 * (ranks - 1)
                 assert traffic.sent_bytes() == keys, (
