@@ -13,7 +13,7 @@ Work from top to bottom. `group=None` means the default group; any number of ran
 alike. A group of one sends nothing. What communicates has to be called on every rank of the group, in the same order,
 with shards of equal shape. Waiting ends at the group's timeout. Bad input raises `ValueError` before anything is sent.
 A sequence that cannot be cut into equal parts is refused, by all but `shard_batch`, which pads it. At the end of the
-file stands what is given: `Shift`, `row_tiles`, `Shards`, `require_equal_parts` and `mix_shards`.
+file stands what is given: `mix_shards`, `Shift`, `Shards`, `require_equal_parts`, `row_tiles` and `fold_heads`.
 
 Sources:
     Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", arXiv:2205.05198: section
@@ -292,8 +292,8 @@ def tile_scores(query: Tensor, key: Tensor, rows: slice, causal: bool) -> Tensor
     Given.
 
     Args:
-        query: [B, H, Tq, D]. key: [B, Hkv, Tk, D], float32 or wider; query head h goes with key head h Hkv / H. Causal:
-            query i sees keys 0 ... i.
+        query: [B, H, Tq, D]. key: [B, Hkv, Tk, D], float32 or wider; H / Hkv neighbouring query heads share a key head.
+            Causal: query i sees keys 0 ... i.
 
     Returns:
         [B, Hkv, (H / Hkv) R, Tk or rows.stop] for R rows, in the dtype of key; -inf where a query may not look. Query
