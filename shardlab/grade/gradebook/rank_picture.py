@@ -15,7 +15,7 @@ MOST_LANES = 16
 LANE = 80  # pixels
 LEFT, RIGHT = 3, 95  # percent: where tracks begin and end
 MIDDLE = 62  # percent: where a rank stopped, when nothing says who came further
-LABEL_CHARACTERS = 46  # fit on a phone
+LABEL_CHARACTERS = 41  # fit on a phone
 POINT_TO_POINT = ("send", "recv")
 
 STATES = {
@@ -25,7 +25,7 @@ STATES = {
     "killed": "was killed",
     "hung": "waits",
     "stopped": "is stopped",
-    "unsendable": "returned what cannot be read",
+    "unsendable": "result unreadable",
 }
 GOING_ON, WAITING = ("returned", "unsendable"), ("hung", "stopped")
 TICK = '<path class="done" d="M-6 0l4 5 8-10"/>'
@@ -76,7 +76,7 @@ def _lane(rank: RankRecord, top: int, stop: float | None, is_cause: bool) -> str
     track = top + 34
     kind = "lane cause" if is_cause else "lane"
     parts = [f'<rect class="{kind}" x="0" y="{top + 3}" width="100%" height="{LANE - 6}" rx="8"/>']
-    parts.append(_text(f"rank {rank.rank}: {one_line(state, 40)}", top + 21, "who"))
+    parts.append(_text(f"rank {rank.rank}: {one_line(state, 24)}", top + 21, "who"))
     if is_cause:
         parts.append(f'<text class="blame" x="98%" y="{top + 21}" text-anchor="end">the cause</text>')
     parts += _track(rank.state, track, stop)
