@@ -40,7 +40,7 @@ def unpack(source: Path, into: Path, root: Path = ROOT) -> tuple[str, ...]:
         SubmissionError: one sentence why nothing of it can be taken; nothing is written then.
     """
     labs = Labs(labs_to_write(root))
-    given = frozenset(path.relative_to(root / "labs").as_posix() for path in (root / "labs").rglob("*"))
+    given = frozenset(file.relative_to(root / "labs").as_posix() for file in (root / "labs").rglob("*.*"))
     selection = select(_members(source, labs.is_lab), labs, given)
     for lab, data in selection.files.items():
         path = into / lab
