@@ -23,6 +23,7 @@ SMALL = {  # options that keep a run to some seconds; a new lesson names its own
     "tensor_parallel": ["--layers", "1", "--hidden", "96", "--batch", "2", "--sequence", "32", "--steps", "3"],
     "pipeline": ["--layers", "4", "--steps", "2", "--micro-batches", "1", "3", "--batch-ms", "30"],
     "context": ["--sequence", "64", "--budget-mib", "6", "--steps", "1", "--layers", "1"],
+    "mixture_of_experts": ["--layers=1", "--hidden=32", "--sequence=16", "--steps=4", "--capacity=1"],
     "hybrid": ["--layers=2", "--hidden=32", "--sequence=16", "--steps=3", "--gpus=8", "--model=llama-8b"],
 }
 READY = [pytest.param(lesson, id=lesson.slug) for lesson in lessons(ready=True)]
