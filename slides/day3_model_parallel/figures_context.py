@@ -61,11 +61,11 @@ def regions() -> None:
                 entering = number in (0, 3)
                 names = ("all-gather", "reduce-\nscatter") if cut else ("", "all-reduce")
                 word = "" if number == 2 else names[0 if entering else 1]
-                axes.text(x + 2.7, top - 0.35, word, ha="center", va="center", fontsize=9, color=FAINT)
+                axes.text(x + 2.7, top - 0.35, word, ha="center", va="center", fontsize=11, color="#666666")
                 arrow = FancyArrowPatch((x + 2.1, top + 1.2), (x + 3.3, top + 1.2), arrowstyle="->", mutation_scale=14)
                 axes.add_patch(arrow)
         axes.text(
-            20.4, top + 1.2, "all-reduce" if not cut else "reduce-\nscatter", va="center", fontsize=9, color=FAINT
+            20.4, top + 1.2, "all-reduce" if not cut else "reduce-\nscatter", va="center", fontsize=11, color="#666666"
         )
         axes.add_patch(FancyArrowPatch((18.9, top + 1.2), (20.2, top + 1.2), arrowstyle="->", mutation_scale=14))
     save(figure, "regions")
@@ -152,7 +152,9 @@ def traffic() -> None:
     for number, (axes, (heads, kv_heads)) in enumerate(zip(both, shapes, strict=True)):
         for way, name in enumerate(("ring", "Ulysses")):
             axes.plot(sizes, [each[number][way] for each in found], "o-", label=name)
-        axes.set(title=f"{heads} heads, {kv_heads} key heads", xlabel="ranks", ylabel="sent, in units of Q", xticks=sizes)
+        axes.set(
+            title=f"{heads} heads, {kv_heads} key heads", xlabel="ranks", ylabel="sent, in units of Q", xticks=sizes
+        )
         axes.legend()
     save(figure, "traffic")
 
