@@ -4,16 +4,16 @@ Data, tensor, pipeline, context and expert parallelism each cut something else: 
 sequence, the experts. So they multiply: 2 x 2 x 2 of them make 8 ranks, each with coordinates in a mesh, and each a
 member of one group per dimension. Two questions decide everything. Who shares what with whom, and so must add up which
 gradient, and count which number how often? And which dimension gets the fast links? Llama 3 405B was trained on 16,384
-GPUs with tp 8, pp 16, dp 128 (Grattafiori et al. 2024, table 4); here you build the trainer that can do that, out of
-the lessons before, and the search that finds such a layout.
+GPUs with tp 8, pp 16, dp 128 (Grattafiori et al. 2024, table 4). Here you build a trainer for any such layout, out of
+the lessons before, and a search that says which can be used, how good they are, and why not the others.
 
 Whatever the layout, the training is the same: one loss, the mean over all valid targets of the batch; one gradient; one
 norm. A layout that changes them is wrong, however well it trains.
 
 Work from top to bottom: the layout, its place in the cluster, the trainer, plans and their search, and exports to
 frameworks. At the end of the file stands what is given: `LinkedCluster`, `Placement`, `Plan`, `Estimate`, `Rejected`,
-`Search`, `Kind`, `Synchronised`, `divisors` and `order_problem`. `HybridTrainer` uses what you wrote in 2.1, 2.2, 3.1,
-3.2, 3.3 and 3.4, planning what you wrote in 1.1.
+`Search`, `stage_parameters`, `Kind`, `Synchronised`, `divisors`, `order_problem` and `command_line`. `HybridTrainer`
+uses what you wrote in 2.1, 2.2, 3.1, 3.2, 3.3 and 3.4, planning what you wrote in 1.1.
 
 Sources:
     Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters", arXiv:2104.04473: section 3,
@@ -490,8 +490,8 @@ def stage_memory(plan: Plan, stage: int) -> MemoryBreakdown:
     Args:
         stage: 0 <= stage < p.
 
-    Example, Llama 3 70B, tp 8, pp 4, dp 2, batch 512, selective recomputation, ZeRO-1: 34.5 GiB on stage 0 ... (see
-    the notebook).
+    Example, Llama 3 70B, tp 8, pp 4, dp 2, batch 512, ZeRO-1, selective recomputation: 46.5 GiB on stage 0, of which
+    25.3 GiB are activations; 28.0 and 6.8 GiB on stage 3.
 
     Hints:
         1. `activation_bytes` is of all layers; `share` rounds up; `dataclasses.replace` gives a `MemoryBreakdown` its
