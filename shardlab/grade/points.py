@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import groupby
 
+from shardlab.grade.gradebook.text import decimal
 from shardlab.grade.manifest import Exercise
 from shardlab.show import table
 
@@ -75,4 +76,4 @@ def print_table(scores: Sequence[Score]) -> None:
 
 
 def _of(earned: Fraction, points: int) -> str:
-    return f"{float(earned):.2f}".rstrip("0").rstrip(".") + f" of {points}"
+    return f"{decimal(earned)} of {points}"

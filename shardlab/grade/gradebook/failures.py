@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shardlab.grade.gradebook.record import CaseRecord, Verdict
 from shardlab.grade.gradebook.standing import Mark
 from shardlab.grade.gradebook.text import one_line, plain
+from shardlab.syllabus import ROOT
 
 MESSAGE_CHARACTERS = 4000
 SENTENCE_CHARACTERS = 600
@@ -85,11 +86,16 @@ def failures_of(mark: Mark) -> tuple[Failure, ...]:
 
 
 def _failure(test: str, verdict: Verdict, cases: list[CaseRecord]) -> Failure:
-    message = plain(cases[0].message, MESSAGE_CHARACTERS).strip()
+    message = without_root(plain(cases[0].message, MESSAGE_CHARACTERS)).strip()
     message = re.sub(r"^(AssertionError|Failed): ", "", message)
     got, expected, note = split_sentence(one_line(message.partition("\n")[0], SENTENCE_CHARACTERS))
     told_apart = tuple(test_words(case.test)[1] for case in cases)
     return Failure(test, verdict, told_apart, cases[0], got, expected, note, message)
+
+
+def without_root(text: str) -> str:
+    """`text` with paths as the learner knows them, and not as they are on the machine that grades."""
+    return text.replace(f"{ROOT}/", "")
 
 
 def test_words(node: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from shardlab.grade.gradebook.failures import Failure, failures_of
+from shardlab.grade.gradebook.failures import Failure, failures_of, without_root
 from shardlab.grade.gradebook.hints import hints
 from shardlab.grade.gradebook.pages import render
 from shardlab.grade.gradebook.rank_picture import rank_picture
@@ -55,6 +55,15 @@ class ExerciseView:
     def lab(self) -> str:
         return str(self.lesson.lab.relative_to(self.lesson.root))
 
+    @property
+    def line(self) -> str:
+        """Where in the lab the first failure has its cause, if it is known."""
+        for rank in self.failures[0].example.ranks if self.failures else ():
+            file, _, number = rank.where.rpartition(":")
+            if rank.rank == self.failures[0].example.cause and number.isdecimal() and self.lab.endswith(file) and file:
+                return number
+        return ""
+
     def pictures(self) -> dict[str, Markup]:
         """By test, for the first failures that have ranks to show."""
         drawn = {}
@@ -82,7 +91,8 @@ def feedback_page(standing: Standing) -> str:
 def view_of(mark: Mark) -> ExerciseView:
     failures = () if mark.complete else failures_of(mark)
     shown = failures[:MOST_FAILURES]
-    ladder = () if mark.complete else hints(mark.exercise.lesson.lab, mark.exercise.name)
+    ours = mark.complete or {failure.verdict for failure in failures} == {Verdict.INFRA}
+    ladder = () if ours else hints(mark.exercise.lesson.lab, mark.exercise.name)
     passed = sum(case.verdict is Verdict.PASSED for case in mark.cases)
     return ExerciseView(mark, state_of(mark), passed, shown, len(failures) - len(shown), ladder)
 
@@ -104,9 +114,9 @@ def next_steps(views: Iterable[ExerciseView]) -> list[ExerciseView]:
 
 
 def stack_of(failure: Failure) -> dict[str, Any] | None:
-    """Where the causing rank stood, if its stack is known."""
+    """What the causing rank was at, if its stack is known."""
     record = failure.example
     for rank in record.ranks:
         if rank.rank == record.cause and rank.stack.strip():
-            return {"rank": rank.rank, "text": plain(rank.stack, STACK_CHARACTERS).strip("\n")}
+            return {"rank": rank.rank, "text": without_root(plain(rank.stack, STACK_CHARACTERS)).strip("\n")}
     return None

@@ -8,7 +8,7 @@ from shardlab.grade.gradebook.feedback import feedback_page
 from shardlab.grade.gradebook.hints import hints, steps
 from shardlab.grade.gradebook.rank_picture import rank_picture
 from shardlab.grade.gradebook.record import RankRecord, Verdict
-from shardlab.syllabus import lesson
+from shardlab.syllabus import ROOT, lesson
 
 RANKS = (
     RankRecord(0, "hung", "all_reduce #3 float32[8] 32 B", "day1/collectives.py:636", ""),
@@ -135,3 +135,13 @@ def test_hints_come_from_the_lab():
     assert hints(lesson("ddp").lab, "DataParallel.no_sync") or hints(lesson("ddp").lab, "DataParallel")
     assert hints(lab, "no_such_function") == hints(lab.with_name("no_such_lab.py"), "exchange") == ()
     assert steps("No section.") == ()
+
+
+def test_paths_are_those_of_the_learner_and_the_line_is_named(standing_of):
+    where = "day1_one_gpu_to_many/collectives.py:636"
+    stack = f'File "{ROOT}/labs/day1_one_gpu_to_many/collectives.py", line 636'
+    ranks = (RankRecord(0, "raised", "", where, stack),)
+    standing = standing_of(broadcast=(Verdict.ERROR, f"boom in {ROOT}/labs/x.py"), ranks=ranks, cause=0)
+    page = page_of(standing)
+    assert "Open labs/day1_one_gpu_to_many/collectives.py , line 636, then check it" in page.text
+    assert str(ROOT) not in page.html and "boom in labs/x.py" in page.text
