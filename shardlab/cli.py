@@ -92,11 +92,26 @@ def release(
     check: Annotated[
         bool, typer.Option("--check", help="write nothing; exit code 1 when something has drifted")
     ] = False,
+    student_edition: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write the course without solutions to this new folder")
+    ] = None,
 ) -> None:
     """Write labs/ from solutions/, and the README's table of lessons from syllabus.toml (for authors).
 
     A lab in which exercises are written is a learner's work: it is never overwritten, and drift only where CI is set.
     """
+    from shardlab.grade.student_edition import refuse_without_solutions, write_student_edition
+
+    refuse_without_solutions(ROOT)
+    if student_edition is not None:
+        if check:
+            raise BadInput("--check compares, --student-edition writes: give one of them")
+        for line in write_student_edition(ROOT, student_edition.expanduser()):
+            print(f"wrote {student_edition}/{line}")
+        print(
+            "Left out: solutions, the kit's own tests, benchmarks, what is planned only. Students begin with README.md."
+        )
+        return
     from shardlab.grade.release import begun_labs, drifted
     from shardlab.grade.release import release as write_labs
     from shardlab.upkeep import readme_is_fresh, refresh_readme

@@ -37,7 +37,7 @@ TIMEOUT_SECONDS = 600.0
 def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
     """Climb the ladder, train by every registered strategy, compare, print, write the page and results/tour.json.
 
-    Ladder and strategies use the lessons of the reference submission.
+    Ladder and strategies use the lessons of the reference submission; in a student edition, which has none, labs/.
 
     Args:
         job: what to train; None: about a minute on 2 cores.
@@ -48,7 +48,8 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
     """
     job, console = job or Job(), Console(highlight=False)
     began = time.monotonic()
-    with workspace(ROOT, ROOT / "solutions") as place, RankPool(path=[place]) as pool:
+    solutions = ROOT / "solutions"
+    with workspace(ROOT, solutions if solutions.is_dir() else ROOT / "labs") as place, RankPool(path=[place]) as pool:
         console.print("Preparing the text and its tokenizer ...")
         strategies = [Strategy(**asked) for asked in pool.run(prepare, 1, STRATEGIES, job, timeout=TIMEOUT_SECONDS)[0]]
         console.print(
