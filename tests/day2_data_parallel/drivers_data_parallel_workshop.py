@@ -254,9 +254,12 @@ def measure_over_a_link(lab: ModuleType, computing: float, sending: float, overl
         return lab.measure_strategy(lambda: step, torch.zeros(4, 5), 3)
 
 
-def measure_given_times(lab: ModuleType, times: tuple[list[float], list[float]]) -> Any:
-    """What the learner's `measure_strategy` makes of these times of this rank, in place of those of a clock."""
-    lab.time_steps = lambda step, batch, steps: times  # this rank is a process of its own: nobody else sees it
+def measure_given_times(lab: ModuleType, given: tuple[list[float], list[float], int]) -> Any:
+    """What the learner's `measure_strategy` makes of these times of this rank, in place of those of a clock, and of so
+    many bytes sent, in place of those observed."""
+    *times, sent = given  # this rank is a process of its own: nobody else sees what is put in here
+    lab.time_steps = lambda step, batch, steps: tuple(times)
+    lab.observe_step = lambda build, batch: (build(), lab.Observation([1.0, 1.0, 1.0], 100, sent))
     return lab.measure_strategy(planted(), torch.zeros(12, 5), len(times[0]))
 
 
@@ -286,10 +289,14 @@ def evaluate(lab: ModuleType, name: str, calls: Sequence[tuple]) -> list[Any]:
     """
     results = []
     for arguments in calls:
+        given = [made(lab, argument) for argument in arguments]
         try:
-            results.append(getattr(lab, name)(*(made(lab, argument) for argument in arguments)))
+            results.append(getattr(lab, name)(*given))
         except ValueError as error:
             results.append(f"ValueError: {error}")
+        assert given == [made(lab, argument) for argument in arguments], (
+            f"{name} has changed its arguments: {arguments}"
+        )
     return results
 
 

@@ -260,8 +260,12 @@ def test_the_fullest_rank_counts_and_all_ranks_know(lab, seed, heavy):
 def test_a_step_is_over_when_the_slowest_rank_is(lab, slow):
     real = [[0.25, 0.5, 4.0], [1.0, 0.125, 0.125]]  # by step: 1, 0.5 and 4 s
     free = [[0.25, 0.375, 1.0], [0.5, 0.125, 0.0625]]  # 0.5, 0.375 and 1 s: saves 1/2, 1/4 and 3/4
-    times = list(zip(real, free, strict=True)) if slow == 0 else list(zip(real, free, strict=True))[::-1]
+    times = list(zip(real, free, [700, 300], strict=True))[:: 1 if slow == 0 else -1]
     for result in lab.on_ranks(2).run(drivers.measure_given_times, per_rank=times):
+        assert result.value.traffic == 700, (
+            f"ranks send {times[0][2]} and {times[1][2]} bytes: the traffic is that of the one that sends most, got "
+            f"{result.value.traffic}"
+        )
         speed, communication = result.value.tokens_per_second, result.value.communication_share
         where = f"60 tokens; real steps of {times[0][0]} s on rank 0 and {times[1][0]} s on rank 1"
         assert speed == pytest.approx(60.0), (
@@ -272,7 +276,7 @@ def test_a_step_is_over_when_the_slowest_rank_is(lab, slow):
             f"{where}; free ones of {times[0][1]} and {times[1][1]} s: a communication share of {communication:g}, "
             "expected 0.5. The slowest ranks' pairs save 1/2, 1/4 and 3/4 of a step."
         )
-    slower = [([0.5], [0.75])] * 2  # noise: without communication it took longer
+    slower = [([0.5], [0.75], 0)] * 2  # noise: without communication it took longer
     share = lab.on_ranks(2).run(drivers.measure_given_times, per_rank=slower)[0].value.communication_share
     assert share == 0, f"free messages that save nothing are a share of 0, got {share}"
 
