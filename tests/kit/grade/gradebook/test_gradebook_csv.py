@@ -34,7 +34,7 @@ def test_a_gradebook_has_total_lessons_and_exercises(tmp_path, standing_of):
 
 def test_thirds_have_two_decimals(tmp_path, standing_of):
     (row,) = rows_of(write_moodle([standing_of(slow_ranks=(Verdict.WRONG, ""))], tmp_path / "moodle.csv"))
-    assert row["1.4 launch"] == "96.59" and row["1.3 collectives"] == "100"
+    assert row["1.4 launch"] == "83.33" and row["1.3 collectives"] == "100"
 
 
 def test_an_unsettled_case_leaves_its_marks_open(tmp_path, standing_of):
@@ -46,7 +46,7 @@ def test_an_unsettled_case_leaves_its_marks_open(tmp_path, standing_of):
     lesson = next(value for name, value in row.items() if name.startswith("lesson 1.3"))
     assert lesson == ""
     _, row = rows_of(write_canvas(standings, tmp_path / "canvas.csv"))
-    assert (row["1.3 collectives"], row["1.4 launch"]) == ("", "88")
+    assert (row["1.3 collectives"], row["1.4 launch"]) == ("", "18")
     (row,) = rows_of(write_moodle(standings, tmp_path / "moodle.csv"))
     assert (row["1.3 collectives"], row["1.4 launch"], row["all lessons"]) == ("-", "100", "-")
 
@@ -61,8 +61,8 @@ def test_canvas_finds_header_points_and_student(tmp_path, standing_of):
     with path.open(encoding="utf-8", newline="") as file:
         header, points, row = csv.reader(file, strict=True)
     assert header == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "1.3 collectives", "1.4 launch"]
-    assert "Points Possible" in points[0] and points[1:5] == [""] * 4 and points[5:] == ["74", "88"]
-    assert row == ["O'Brien, Pat", "", "s1", "ada@example.org", "", "74", "88"]
+    assert "Points Possible" in points[0] and points[1:5] == [""] * 4 and points[5:] == ["22", "18"]
+    assert row == ["O'Brien, Pat", "", "s1", "ada@example.org", "", "22", "18"]
 
 
 def test_moodle_marks_are_percent_because_it_refuses_more_than_100(tmp_path, standing_of):

@@ -59,7 +59,7 @@ def _fields(found: dict, allowed: dict[str, type]) -> None:
 def test_full_marks(standing_of):
     results = results_json(standing_of())
     check(results)
-    assert results["score"] == 162
+    assert results["score"] == 40
     assert {test["status"] for test in results["tests"]} == {"passed"}
     assert results["visibility"] == "after_published"
 
@@ -89,7 +89,7 @@ def test_nothing_handed_in(absent_of):
 def test_every_verdict(standing_of, verdict):
     results = results_json(standing_of(verdict=verdict))
     check(results)
-    assert (results["score"] == 162) == (verdict is Verdict.PASSED)
+    assert (results["score"] == 40) == (verdict is Verdict.PASSED)
 
 
 def test_any_text(standing_of, any_text):
