@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,6 +21,7 @@ from labs.day2_data_parallel.fsdp import shard_module
 from labs.day2_data_parallel.zero import ZeroOptimizer, ZeroThree
 from labs.day3_model_parallel import mixture_of_experts
 from labs.day3_model_parallel.context import context_parallel, shard_batch, shard_loss
+from labs.day3_model_parallel.hybrid import HybridTrainer, ParallelLayout
 from labs.day3_model_parallel.pipeline import one_forward_one_backward, run_schedule, split_batch, transformer_pipeline
 from labs.day3_model_parallel.tensor_parallel import parallelize, shard_transformer, vocab_parallel_cross_entropy
 from shardlab.models import next_token_loss
@@ -212,6 +214,20 @@ def cp_of_lesson_context(job: Job) -> Step:
         optimizer.step()
         optimizer.zero_grad()
         return loss
+
+    return step
+
+
+@strategy("TP x PP, lesson 3.5", ranks=4, lesson="3.5")
+def tp_and_pp_of_lesson_hybrid(job: Job) -> Step:
+    """Two stages of two ranks, which share the matrices of their layers: about a quarter of the model on each, with sums
+    between neighbours only, and a shorter pipeline to fill."""
+    layout = ParallelLayout(tp=2, pp=2)
+    trainer = HybridTrainer(layout, job.config, micro_batches=8, optimizer_class=job.optimizer, seed=job.seed)
+
+    def step(batch: Tensor) -> Tensor:
+        loss, _ = trainer.step(batch, F.pad(batch[:, 1:], (0, 1), value=-100))
+        return torch.tensor(loss)
 
     return step
 

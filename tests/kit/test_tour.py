@@ -149,6 +149,12 @@ def test_every_rank_sends_what_averaging_its_gradients_takes(reference):
     assert context["sent_bytes"] == pytest.approx(averaging + round_the_ring, abs=16)  # and one number, of labels
 
 
+def test_two_dimensions_send_less_than_matrices_shared_by_all(reference):
+    [tensor] = outcomes_named(reference[1], "TP, lesson 3.1")
+    [both] = outcomes_named(reference[1], "TP x PP")
+    assert 0 < both["sent_bytes"] < tensor["sent_bytes"]
+
+
 def test_memory_is_split_into_kinds_and_activations_shrink_with_the_rows(reference):
     model_bytes = 4 * TINY.config.parameters
     [one] = outcomes_named(reference[1], "one process")
