@@ -8,9 +8,9 @@ Four questions:
 3. Who does the work? Claims per expert over time, with and without the balance loss; and what a capacity costs.
 4. What does an expert like? The tokens that it gets beyond its share.
 
-Tier 1, a laptop CPU (2 cores, gloo; 4 ranks take 80 s of CPU time in all). Expect experts of 1/N per rank; equal losses;
-without the balance loss a few experts that get everything; and, with it, experts for punctuation, for pieces of words,
-for pronouns.
+Tier 1, a laptop CPU (2 cores, gloo; 4 ranks take 80 s of CPU time in all). Expect experts of 1/N per rank; equal
+losses; without the balance loss a few experts that get everything; and, with it, experts for punctuation, for pieces of
+words, for pronouns.
 
     python labs/day3_model_parallel/run_mixture_of_experts.py
     torchrun --standalone --nproc-per-node 4 labs/day3_model_parallel/run_mixture_of_experts.py
