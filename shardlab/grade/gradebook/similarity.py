@@ -22,6 +22,7 @@ import numpy as np
 GRAM = 18  # tokens, about two lines
 WINDOW = 8
 LEAST_SHARE = 0.5  # of the smaller one's fingerprints
+MOST_BYTES = 2**18  # of a file: five times the largest lab
 MOST_PAIRS = 200  # nobody reads more
 MOST_REPEATS = 50  # places of one fingerprint in a file that are looked at
 LEAST_COMMON = 10  # fingerprints: less is what two people write alike
@@ -100,7 +101,8 @@ def similar_pairs(files_by_student: Mapping[str, Sequence[Path | str]], skeleton
 def _tokens(path: Path) -> list[tuple[str, int, int]]:
     """Folded tokens with the lines they stand on; up to the first place that is not Python."""
     try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace").replace("\0", " ")
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES).decode("utf-8-sig", errors="replace").replace("\0", " ")
     except OSError:
         return []
     found = []

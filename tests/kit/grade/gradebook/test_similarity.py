@@ -214,7 +214,7 @@ def test_solutions_of_different_lessons_are_not_alike():
         b"\xff\xfe\x00\x00",
         "'''" + FIRST,
         b"\0" * 1000,
-        b"(" * 10**5,
+        b"(" * 10**4,
         " x\n\ty\n  z",
         b"\xef\xbb\xbfx = 1\n",
     ],
