@@ -220,7 +220,7 @@ def cp_of_lesson_context(job: Job) -> Step:
 
 @strategy("TP x PP, lesson 3.5", ranks=4, lesson="3.5")
 def tp_and_pp_of_lesson_hybrid(job: Job) -> Step:
-    """Two stages of two ranks, which share the matrices of their layers: about a quarter of the model on each, with sums
+    """Two stages of two ranks, which share the matrices of their layers: about a quarter of the model on each, sums
     between neighbours only, and a shorter pipeline to fill."""
     layout = ParallelLayout(tp=2, pp=2)
     trainer = HybridTrainer(layout, job.config, micro_batches=8, optimizer_class=job.optimizer, seed=job.seed)

@@ -139,6 +139,14 @@ def new_stage(lab: ModuleType, plan: Plan, group: dist.ProcessGroup | None, acti
     return lab.PipelineStage(chunks, activation or new_activation, group, tied)
 
 
+def moved_stage(lab: ModuleType, tokens: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Logits of a stage that holds all layers and was told that its tokens begin at ``start``; and the model's."""
+    model = build(CONFIG).to(device())
+    whole = model(tokens, torch.arange(start, start + tokens.shape[1]))
+    stage = lab.TransformerStage(model, range(CONFIG.layers + 2), lambda count: torch.arange(start, start + count))
+    return stage(tokens).detach(), whole.detach()
+
+
 def new_activation(tokens: Tensor) -> Tensor:
     return torch.empty(*tokens.shape, CONFIG.hidden, device=device())
 

@@ -410,6 +410,12 @@ def test_the_first_stage_sends_no_gradient(lab, frozen):
         assert value["weight"].sum(1).tolist() == [0, 6, 0, 0, 3], f"the embedding's gradient is {value['weight']}"
 
 
+def test_a_stage_may_be_told_where_its_tokens_stand(lab):
+    """Given code, for sequences of which a rank has a part (3.5)."""
+    stage, whole = lab.on_ranks(1).run(drivers.moved_stage, torch.tensor([[3, 1, 4, 1]]), 7)[0].value
+    assert torch.equal(stage, whole)
+
+
 @exercise("3.2", "PipelineStage.backward_micro_batch", points=2)
 def test_only_the_last_backward_synchronises(lab):
     plan = checks.interleaved_plan(2, 4, 2)
