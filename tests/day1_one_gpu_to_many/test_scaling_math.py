@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import drivers_scaling_math as drivers
@@ -334,15 +335,15 @@ def test_activations_of_llama(lab, seed):
     split = 4 * hidden + 4 * kv_width + 8 * inner
     wants = {
         ("none", 1, False): 8 * hidden + split + scores,
-        ("selective", t, False): 8 * hidden + split / t,
-        ("none", t, True): (8 * hidden + split + scores) / t,
-        ("full", t, True): 2 * hidden / t,
+        ("selective", t, False): 8 * hidden + Fraction(split, t),
+        ("none", t, True): Fraction(8 * hidden + split + scores, t),
+        ("full", t, True): Fraction(2 * hidden, t),
     }
     values = results(lab, "activation_bytes", [(config, 3, *row) for row in wants])
     for (row, want), got in zip(wants.items(), values, strict=True):
         exact = config.layers * tokens * want
         assert exact <= got <= exact + 2 * config.layers, (
-            f"{config}, {row}: expected {exact:,.1f} bytes, up to one more per layer and part where ranks share bytes "
+            f"{config}, {row}: expected {float(exact):,.1f} bytes, up to one more per layer and part where ranks share bytes "
             f"that t does not divide: got {got:,}"
         )
 
