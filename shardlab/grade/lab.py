@@ -21,6 +21,18 @@ OUTPUT_CHARACTERS = 20_000  # of what ranks print in one call, shown with a fail
 REFUSAL_SECONDS = 10.0  # for calls that must raise before they communicate: a rank that goes on waits in vain
 
 
+class RanksFailed(pytest.fail.Exception):
+    """A test failed because its ranks did.
+
+    Attributes:
+        error: what became of them.
+    """
+
+    def __init__(self, message: str, error: RankError) -> None:
+        super().__init__(message)
+        self.error = error
+
+
 class Lab:
     """One lesson's lab.
 
@@ -69,7 +81,7 @@ class Lab:
         except RankError as error:
             where = f"on {ranks} ranks" if ranks > 1 else "in one process"
             message = f"{what} {where}: {error}".replace(f"{self.labs_root}/", "")
-            raise pytest.fail.Exception(message) from None
+            raise RanksFailed(message, error) from None
         finally:
             _print_end(printed.getvalue())
 
