@@ -343,8 +343,8 @@ def test_activations_of_llama(lab, seed):
     for (row, want), got in zip(wants.items(), values, strict=True):
         exact = config.layers * tokens * want
         assert exact <= got <= exact + 2 * config.layers, (
-            f"{config}, {row}: expected {float(exact):,.1f} bytes, up to one more per layer and part where ranks share bytes "
-            f"that t does not divide: got {got:,}"
+            f"{config}, {row}: expected {float(exact):,.1f} bytes, up to one more per layer and part where ranks share "
+            f"bytes that t does not divide: got {got:,}"
         )
 
 
