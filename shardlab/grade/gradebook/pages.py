@@ -4,7 +4,6 @@ A page stands alone: no network, no script (its own policy forbids both), light 
 """
 
 import re
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -50,8 +49,15 @@ def prose(text: str) -> Markup:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: ``0.4 s``, ``0:01:15``."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+    """Seconds in the unit that fits.
+
+    >>> duration(0.44), duration(75), duration(8005)
+    ('0.4 s', '1.2 min', '2.2 h')
+    """
+    unit, name = next(
+        (unit, name) for unit, name in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= unit or unit == 1
+    )
+    return f"{seconds / unit:.1f} {name}"
 
 
 def width(part: object, whole: object) -> str:

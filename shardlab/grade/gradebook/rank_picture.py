@@ -81,7 +81,7 @@ def _lane(rank: RankRecord, top: int, stop: float | None, is_cause: bool) -> str
         parts.append(f'<text class="blame" x="98%" y="{top + 21}" text-anchor="end">the cause</text>')
     parts += _track(rank.state, track, stop)
     parts.append(_text(rank.last_collective or "no communication yet", top + 54, "call"))
-    parts.append(_text(rank.where, top + 69, "place"))
+    parts.append(_text(rank.where.removeprefix("labs/"), top + 69, "place"))
     return "".join(parts)
 
 

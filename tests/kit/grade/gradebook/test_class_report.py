@@ -28,7 +28,7 @@ def test_a_class_with_everything(standing_of, absent_of):
     pair = Pair("s1", "s2", 0.83, 90, ((Lines(Path("a/day1/x.py"), 3, 40), Lines(Path("b/day1/x.py"), 5, 42)),))
     page = page_of(standings, [pair])
     assert "1 December 2026. Isolation of the submissions: user" in page.text
-    assert "5 students 3 graded 90.6 % median 90.6 % mean 1 case to look at" in page.text
+    assert "5 students 3 graded 90.6 % median 90.6 % mean 1 open case" in page.text
     assert "Alan s3 1.3 exchange exchange values, case 2 ranks no cgroup left" in page.text
     assert "refused, nothing was graded the archive is a bomb" in page.text
     assert "Nothing handed in by 1: Nobody Home s4" in page.text
@@ -72,11 +72,11 @@ def test_any_text_stays_in_its_place(standing_of, absent_of, any_text):
     ]
     pairs = [Pair("s1", any_text, 0.9, 20, ((Lines(Path(any_text), 1, 2), Lines(Path("b.py"), 1, 2)),))]
     page = page_of(standings, pairs)
-    assert page.text.count("case to look at") == 1
+    assert page.text.count("open case") == 1
 
 
 @pytest.mark.parametrize("many", [300])
 def test_a_flood_of_unsettled_cases_is_cut(standing_of, many):
     standings = [standing_of(f"s{number}", broadcast=(Verdict.INFRA, "x")) for number in range(many)]
     page = page_of(standings)
-    assert f"{many} cases to look at" in page.text and "and 100 more, in gradebook.csv" in page.text
+    assert f"{many} open cases" in page.text and "and 100 more, in gradebook.csv" in page.text
