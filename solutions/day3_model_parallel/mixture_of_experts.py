@@ -257,8 +257,8 @@ def dispatch(
 ) -> Dispatched:
     """Copy every token once for each of its claims, sorted by expert; an expert keeps its first ``capacity`` claims.
 
-    The policy, GShard's: first all first choices, in the order of the tokens, then all second choices and so on. So a
-    token's best expert is the last it loses. A dropped claim has no row: it gets nothing from that expert, and the
+    The policy, GShard's: first all first choices, in the order of the tokens, then all second choices and so on. So no
+    second choice takes the room of a first one. A dropped claim has no row: it gets nothing from that expert, and the
     residual stream around the layer carries the token on.
 
     Args:
