@@ -8,6 +8,7 @@ is only planned nothing is taken but its lab, which other labs may import.
 There are no hidden tests to take out: an instructor grades the same tests on inputs of a secret seed.
 """
 
+import re
 import shutil
 import tomllib
 from collections import Counter
@@ -24,6 +25,7 @@ from shardlab.syllabus import Lesson
 _FILES = ("README.md", "LICENSE*", "Makefile", ".gitignore", "pyproject.toml", "requirements*.txt", "syllabus.toml")
 _FOLDERS = ("labs", "notebooks", "shardlab", "slides", "tests", "tools")
 _LEFT_OUT = ("requirements-browser.txt", "tests/kit")  # the first is for the second
+_BENCHMARK = re.compile(r"^python (-m )?benchmarks\b.*\n", re.MULTILINE)  # a command that needs the solutions
 _EDITS = Path(__file__).with_suffix(".toml")
 
 
@@ -94,7 +96,10 @@ def _owner(course: Course, file: Path) -> Lesson | None:
 
 def _edited(root: Path) -> dict[Path, str]:
     """The files that read differently for students."""
-    texts: dict[Path, str] = {}
+    texts = {
+        page.relative_to(root): _BENCHMARK.sub("", page.read_text(encoding="utf-8"))
+        for page in (root / "labs").glob("day*/README.md")
+    }
     for edit in tomllib.loads(_EDITS.read_text(encoding="utf-8"))["edit"]:
         file = Path(edit["file"])
         if file not in texts:

@@ -35,7 +35,10 @@ SMALLEST_DRAWN = 1e-9  # a difference of zero has no place on a logarithmic axis
 def draw_all(
     outcomes: Sequence[Outcome], rungs: Sequence[Rung], tolerance: float, predicted_bytes: int
 ) -> dict[str, str]:
-    """Every picture by name, as a data URI for an <img>: so no picture's ids or styles meet another's."""
+    """Every picture by name, as a data URI for an <img>: so no picture's ids or styles meet another's.
+
+    That of the ladder is missing where no rung was climbed.
+    """
     with mpl.rc_context():
         use_style()
         figures = {
@@ -43,8 +46,9 @@ def draw_all(
             "memory": memory(outcomes),
             "traffic": traffic(outcomes, predicted_bytes),
             "speed": speed(outcomes),
-            "ladder": ladder(climbed(rungs)),
         }
+        if with_numbers := climbed(rungs):
+            figures["ladder"] = ladder(with_numbers)
         return {name: data_uri(figure) for name, figure in figures.items()}
 
 

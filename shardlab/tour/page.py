@@ -86,7 +86,7 @@ and this minute.</p>
 <p>Before a job is split it should be fast where it is. The same losses again, on one process and a longer sequence:
 each line changes one thing and builds on the fastest line before it. A change that does not pay on this machine stays
 in the picture, and the next one does without it.</p>
-<img alt="Step time and peak memory of one process, one change at a time" src="{ladder}">
+{ladder}
 <dl>{rungs}</dl>
 
 <h2>What to do next</h2>
@@ -96,6 +96,8 @@ in the picture, and the next one does without it.</p>
 </body>
 </html>
 """
+
+LADDER = '<img alt="Step time and peak memory of one process, one change at a time" src="{source}">'
 
 PROCESSORS = {
     "cpu": "Every rank computes on one core of this machine's {cores}: more ranks than cores take turns, and messages "
@@ -117,8 +119,10 @@ def render(
     facts = evidence()
     yardstick = outcomes[0]
     machine, versions = facts["machine"], facts["versions"]
+    pictures = draw_all(outcomes, rungs, tolerance, predicted_bytes)
+    pictures["ladder"] = LADDER.format(source=pictures["ladder"]) if "ladder" in pictures else ""
     return PAGE.format(
-        **draw_all(outcomes, rungs, tolerance, predicted_bytes),
+        **pictures,
         count=len(outcomes),
         parameters=job.config.parameters,
         steps=job.steps,

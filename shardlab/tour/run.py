@@ -65,7 +65,8 @@ def run_tour(job: Job | None = None, page: Path = Path("tour.html")) -> int:
     verdict, agree = judge(outcomes, rungs)
     predicted = all_reduce_bytes(4 * job.config.parameters, max(each.ranks for each in strategies))
     show_table(outcomes)
-    show_ladder(rungs)
+    if climbed(rungs):
+        show_ladder(rungs)
     write_text(page, render(outcomes, rungs, job, TOLERANCE, predicted, verdict, agree))
     data = {"outcomes": [each.to_data() for each in outcomes], "ladder": [asdict(rung) for rung in rungs]}
     write_results("tour", {"job": asdict(job), "tolerance": TOLERANCE, **data})

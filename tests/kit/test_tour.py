@@ -125,6 +125,28 @@ def test_one_process_alone_climbs_the_ladder(reference):
     assert f"{own['loss']:.5f}" in (folder / "printed").read_text()
 
 
+@pytest.mark.parametrize("first", ["", 'yield Rung("start", SHOWN["start"], "", 2.0, 4 * 2**20, 6.0)'])
+def test_rungs_that_nobody_has_written_are_left_out(tour_of, capsys, first):
+    ladder = f"""
+    from shardlab import NotAttempted
+    from shardlab.tour import Rung
+
+    SHOWN = {{"start": "As it comes.", "faster": "Better."}}
+
+    def climb():
+        {first}
+        raise NotAttempted("1.2 faster")
+        yield
+    """
+    code, page = tour_of("", ladder)
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert len(re.findall(r"left out: faster \(lesson 1.2\)", printed)) == (1 if first else 2)
+    assert ("One process alone, one change at a time, each on top" in printed) is bool(first)
+    assert "Left out here: faster (lesson 1.2) is not attempted yet" in page
+    assert ("Step time and peak memory of one process" in page) is bool(first)
+
+
 def outcomes_named(folder, *prefixes: str) -> list[dict]:
     """What became of the strategies whose names begin so."""
     outcomes = json.loads((folder / "results" / "tour.json").read_text())["data"]["outcomes"]
