@@ -8,6 +8,7 @@ import pytest
 from small_course import CODE, PRODUCTS, SPLITS, SUMS
 
 from shardlab.grade.intake.submissions import sha256
+from shardlab.grade.source import definitions
 
 MIB = 2**20
 
@@ -99,3 +100,9 @@ def test_the_submission_says_whose_it_is_and_where_from(take, tmp_path):
     source = handed_in(tmp_path / "s1", {SUMS: CODE})
     submission = take(source)
     assert (submission.student, submission.source) == ("s1", source)
+
+
+@pytest.mark.parametrize("data", [b"-" * 10_000 + b"1", b"a" + b".b" * 100_000], ids=["minus", "attributes"])
+def test_the_judge_reads_no_definitions_in_what_is_nested_too_deep(tmp_path, data):
+    (tmp_path / "sums.py").write_bytes(data)
+    assert definitions(tmp_path / "sums.py") == {}
