@@ -1010,7 +1010,12 @@ class ZeroThree(ShardedOptimizer):
 
         Every rank calls it; one bucket at a time is whole. So: ``state = zero.full_state_dict()`` on all ranks, then
         ``if rank == 0: torch.save(state, ...)``.
+
+        Raises:
+            ValueError: there is no such rank.
         """
+        if not 0 <= to < dist.get_world_size(self.group):
+            raise ValueError(f"to must be a rank of the group, 0 ... {dist.get_world_size(self.group) - 1}: got {to}")
         mine = dist.get_rank(self.group) == to
         whole: dict[nn.Parameter, Tensor] = {}
         for bucket in self._all_buckets:

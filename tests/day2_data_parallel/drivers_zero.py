@@ -374,7 +374,7 @@ def train_reused(lab: ModuleType, inputs: Sequence[Tensor], shard_bytes: int) ->
 
 def weights_on_demand(lab: ModuleType, seed: int, other: State) -> dict[str, object]:
     """What `full_state_dict` gives each rank for a wrapped model with batch norm; what it is after loading ``other``
-    instead; the message when a state of another shape is loaded."""
+    instead; the messages when a state of another shape is loaded, and when one is asked for on a rank there is not."""
     torch.manual_seed(seed + dist.get_rank())
     model = with_batch_norm().to(device())
     zero = make(lab, 3, model, "sgd")
@@ -382,7 +382,9 @@ def weights_on_demand(lab: ModuleType, seed: int, other: State) -> dict[str, obj
     zero.load_full_state_dict(other)
     after = zero.full_state_dict(to=dist.get_world_size() - 1)
     wrong = {**other, "0.weight": other["0.weight"][:1]}
-    return {"before": before, "after": after, "error": error_message(lambda: zero.load_full_state_dict(wrong))}
+    error = error_message(lambda: zero.load_full_state_dict(wrong))
+    nobody = error_message(lambda: zero.full_state_dict(to=dist.get_world_size()))
+    return {"before": before, "after": after, "error": error, "nobody": nobody}
 
 
 def with_batch_norm() -> nn.Module:

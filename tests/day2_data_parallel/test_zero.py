@@ -191,13 +191,18 @@ def test_clipping_by_the_norm_of_the_whole_gradient(lab, seed, ranks):
     _, (norm, *_) = train_alone(batches, "sgd", clip=1e9)
     clip = norm / 3
     runs = [{"stage": stage, "optimizer": "sgd", "clip": clip} for stage in (1, 2, 3)]
-    results = lab.on_ranks(ranks).run(drivers.train, runs, per_rank=shares(batches))
+    if ranks == 3:  # beside a rank that trains alone, whose gradient is none of theirs
+        groups, own = [[0, 1, 2], [3]], [*shares(batches), *shares(batches[:1])]
+        results = lab.on_ranks(4).run(drivers.train, runs, groups, per_rank=own)[:3]
+    else:
+        results = lab.on_ranks(ranks).run(drivers.train, runs, per_rank=shares(batches))
     weights, norms = train_alone(batches, "sgd", clip)
     for number, run in enumerate(runs):
         for rank, result in enumerate(results):
             assert result.value[number]["norms"] == pytest.approx(norms, rel=1e-5), (
-                f"stage {run['stage']}, rank {rank} of {ranks}: the norms of the averaged gradient over all shards "
-                f"are {norms}, got {result.value[number]['norms']}. A shard's own norm is a part of it: add up squares."
+                f"stage {run['stage']}, rank {rank} of a group of {ranks}: the norms of the averaged gradient over all "
+                f"shards are {norms}, got {result.value[number]['norms']}. A shard's own norm is a part of it: add up "
+                "squares, over the ranks of the group."
             )
         assert_state(results[0].value[number]["weights"], weights, f"stage {run['stage']}, clipped to {clip:.3g}")
 
@@ -528,6 +533,7 @@ def test_weights_on_demand(lab, seed, ranks):
     assert_state(results[0].value["before"], first, "full_state_dict() on rank 0, where weights and buffers came from")
     assert_state(results[ranks - 1].value["after"], other, "load_full_state_dict, then full_state_dict(to=last rank)")
     for rank, result in enumerate(results):
+        assert result.value["nobody"], f"rank {rank}: a state for a rank that there is not must be refused"
         assert rank == 0 or not result.value["before"], f"rank {rank} must get an empty dict: memory for one copy only"
         assert "0.weight" in result.value["error"], f"rank {rank}: a weight of another shape must be refused by name"
 
