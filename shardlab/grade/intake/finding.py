@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +159,10 @@ def _inner(path: Path) -> Path:
     """The archive that a student uploaded, where a platform put it alone into a folder."""
     if path.is_symlink() or not path.is_dir():
         return path
-    inside = [each for each in path.iterdir() if not each.name.startswith((".", "__MACOSX"))]
+    try:
+        inside = [each for each in path.iterdir() if not each.name.startswith((".", "__MACOSX"))]
+    except OSError:
+        return path  # intake says so
     return inside[0] if len(inside) == 1 and suffix_of(inside[0].name) else path
 
 
@@ -176,8 +180,11 @@ def _age(entry: _Entry) -> tuple[int, int]:
     """Higher for what is newer; of a folder, its newest file counts."""
     if entry.number:
         return entry.number, 0
-    inside = entry.path.rglob("*") if entry.path.is_dir() and not entry.path.is_symlink() else ()
-    return 0, max(each.lstat().st_mtime_ns for each in (entry.path, *inside))
+    times = [entry.path.lstat().st_mtime_ns]
+    if entry.path.is_dir() and not entry.path.is_symlink():
+        with suppress(OSError):  # what may not be read is not new
+            times += [each.lstat().st_mtime_ns for each in entry.path.rglob("*")]
+    return 0, max(times)
 
 
 class _Loader(yaml.SafeLoader):

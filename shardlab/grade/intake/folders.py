@@ -19,6 +19,14 @@ def folder_members(folder: Path, is_wanted: Callable[[PurePosixPath], bool], met
     Raises:
         SubmissionError: it holds too much, or a lab that is too big or may not be read.
     """
+    try:
+        yield from _walk(folder, is_wanted, meter)
+    except OSError as error:
+        name = Path(error.filename).name if isinstance(error.filename, str) else folder.name
+        raise SubmissionError(f'"{shown(name)}" cannot be read: {error.strerror}') from None
+
+
+def _walk(folder: Path, is_wanted: Callable[[PurePosixPath], bool], meter: Meter) -> Iterator[Member]:
     for place, folders, files, opened in os.fwalk(folder, onerror=_raise):
         here = PurePosixPath(os.path.relpath(place, folder))
         for name in sorted(folders):
@@ -59,7 +67,7 @@ def _member(
         return Member(path, Kind.FILE)
     try:
         data = read_regular(name, MAX_LAB_BYTES + 1, folder)
-    except OSError as error:
+    except OSError as error:  # it names no folder
         raise SubmissionError(f'"{shown(path)}" cannot be read: {error.strerror}') from None
     check_size(path, len(data))
     meter.out(len(data))
@@ -67,4 +75,4 @@ def _member(
 
 
 def _raise(error: OSError) -> None:
-    raise SubmissionError(f'"{shown(Path(error.filename or "").name)}" cannot be read: {error.strerror}') from None
+    raise error

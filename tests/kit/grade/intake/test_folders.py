@@ -96,7 +96,12 @@ def test_what_may_not_be_read_is_refused(refused, tmp_path):
     assert refused(folder) == f'"{SUMS}" cannot be read: Permission denied.'
     (folder / "day1_small").chmod(0)
     assert refused(folder) == '"day1_small" cannot be read: Permission denied.'
+    (folder / "day1_small").chmod(0o600)
+    assert "cannot be read: Permission denied." in refused(folder)
     (folder / "day1_small").chmod(0o700)
+    folder.chmod(0)
+    assert refused(folder) == '"s1" cannot be read: Permission denied.'
+    folder.chmod(0o700)
 
 
 def test_names_that_are_not_utf_8_are_left_out(take, tmp_path):
