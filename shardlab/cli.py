@@ -1,4 +1,4 @@
-"""The command line: `shardlab tour, lab, test, status, doctor, slides, release`.
+"""The command line: `shardlab tour, lab, test, status, grade, doctor, slides, release`.
 
 Every command imports what it needs when it runs, so that `--help` answers at once. Bad input is one sentence on
 stderr and exit code 2.
@@ -62,6 +62,39 @@ def status() -> None:
     from shardlab.grade.status import scores
 
     print_table(scores())
+
+
+@app.command()
+def grade(
+    submissions: Annotated[
+        Path | None, typer.Argument(help="folder with a file or folder per student: zip, tar, git bundle, folder")
+    ] = None,
+    roster: Annotated[Path | None, typer.Option(help="CSV with the columns id, name, email")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for gradebook, feedback and records")] = None,
+    which: Annotated[str | None, typer.Option("--lessons", help='such as "1.3,2.1"; without it all')] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="submissions at a time; each may use several cores")] = 1,
+    seed_file: Annotated[
+        Path | None, typer.Option(help="secret that inputs derive from; without it one is made in OUT")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="STUDENT", help="grade this student alone")] = None,
+    again: Annotated[bool, typer.Option("--again", help="judge also what has been judged before")] = False,
+    self_test: Annotated[bool, typer.Option("--self-test", help="only try to break out of the sandbox")] = False,
+) -> None:
+    """Grade a class: strangers' code in a sandbox, marks, feedback. Goes on where it stopped; what changed is regraded.
+
+    shardlab grade submissions/ --roster roster.csv --out grades/ --lessons 1.3,2.1
+    """
+    from shardlab.grade.batch.command import grade as run
+    from shardlab.grade.batch.command import show_self_test
+
+    if self_test:
+        raise typer.Exit(show_self_test())
+    if missing := [
+        name for name, value in (("SUBMISSIONS", submissions), ("--roster", roster), ("--out", out)) if not value
+    ]:
+        raise BadInput(f"{' and '.join(missing)} missing; `shardlab grade --help` shows an example")
+    chosen = tuple(_ready(name.strip()) for name in which.split(",")) if which else tuple(lessons(ready=True))
+    raise typer.Exit(run(submissions, roster, out.resolve(), chosen, jobs, seed_file, only, again))
 
 
 @app.command()

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import pytest
 from _pytest.runner import runtestprotocol
 
+from shardlab.grade.batch.records import settled
 from shardlab.grade.batch.verdicts import Finding, finding_of
 from shardlab.grade.gradebook.record import CaseRecord, Verdict
 from shardlab.grade.marks import CASE_PROPERTY, EXERCISE
@@ -33,7 +34,7 @@ from shardlab.syllabus import ROOT, Lesson
 
 HANGS = 3  # of one exercise, after which its other cases are not waited for
 _HANGING = (Verdict.DEADLOCK, Verdict.TIMEOUT)
-_PLUGINS_LEFT_OUT = ("cacheprovider", "faulthandler", "nbval", "xdist", "unraisableexception", "threadexception")
+PLUGINS_LEFT_OUT = ("cacheprovider", "faulthandler", "nbval", "xdist", "unraisableexception", "threadexception")
 
 
 Recorder = Callable[[CaseRecord], None]
@@ -84,7 +85,7 @@ def judge(
         RuntimeError: pytest itself did not work.
     """
     court = _Court(case, known, record, limits)
-    without = [argument for name in _PLUGINS_LEFT_OUT for argument in ("-p", f"no:{name}")]
+    without = [argument for name in PLUGINS_LEFT_OUT for argument in ("-p", f"no:{name}")]
     tests = [str(lesson.tests) for lesson in case.lessons]
     with TemporaryDirectory(prefix="shardlab-judge-") as scratch, redirect_stdout(log), redirect_stderr(log):
         options = [f"--submission={case.submission}", f"--seed={inputs_seed(case.secret, case.sha256)}"]
@@ -101,7 +102,7 @@ class _Court:
         self._case = case
         self._record = record
         self._limits = limits
-        self._settled = {each.test for each in known if each.verdict is not Verdict.INFRA}
+        self._settled = settled(known)
         self._hangs = Counter((each.lesson, each.exercise) for each in known if each.verdict in _HANGING)
         self._findings: dict[str, Finding] = {}
         self._seconds: Counter[str] = Counter()

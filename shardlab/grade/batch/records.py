@@ -6,14 +6,13 @@ submission, other tests or another isolation begin a new file, and the old one i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardlab.grade.gradebook.record import CaseRecord
+from shardlab.grade.gradebook.record import CaseRecord, Verdict
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Subject:
         submission: SHA-256 of what was handed in.
         course: SHA-256 of the tests and the kit that judge it.
         isolation: the level of the sandbox.
-        seed: SHA-256 of the secret seed, which is not written down.
+        seed: SHA-256 of the secret that inputs derive from; the secret itself is not written down here.
     """
 
     submission: str
@@ -42,53 +41,46 @@ class Records:
 
     def __init__(self, path: Path, subject: Subject) -> None:
         self._path = path
-        self._file = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.cases = self._read(subject)
+        self.cases = [CaseRecord.from_line(line) for line in self._whole_lines(json.dumps(asdict(subject)))]
+        self._file = path.open("ab")
 
-    def _read(self, subject: Subject) -> list[CaseRecord]:
-        """Earlier records of the same subject; of another one the file makes room."""
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _whole_lines(self, header: str) -> list[str]:
+        """Earlier lines about the same subject, without the header; about another one, the file makes room."""
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
-        header = json.dumps(asdict(subject)) + "\n"
-        if lines and lines[0].decode(errors="replace") != header:
+        if lines and lines[0].decode(errors="replace") != header + "\n":
             self._path.replace(_free_name(self._path))
             lines = []
+        if not lines:
+            self._path.write_text(header + "\n")
+            return []
         whole = [line for line in lines if line.endswith(b"\n")]
-        if len(whole) != len(lines):  # the last one was being written when the machine or the grader stopped
-            with self._path.open("r+b") as file:
-                file.truncate(sum(map(len, whole)))
-        if not whole:
-            self._append(header)
-        return [CaseRecord.from_line(line.decode()) for line in whole[1:]]
+        if len(whole) != len(lines):  # the last one was being written when the grader or the machine stopped
+            os.truncate(self._path, sum(map(len, whole)))
+        return [line.decode() for line in whole[1:]]
 
     def add(self, case: CaseRecord) -> None:
         """On disk when this returns."""
-        self._append(case.to_line() + "\n")
-        self.cases.append(case)
-
-    def _append(self, line: str) -> None:
-        if self._file is None:
-            self._file = self._path.open("ab")
-        self._file.write(line.encode())
+        self._file.write(case.to_line().encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+        self.cases.append(case)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+
+def settled(cases: Iterable[CaseRecord]) -> set[str]:
+    """Node ids of the tests about which there is nothing left to find out: a failure of ours settles nothing."""
+    latest = {case.test: case for case in cases}
+    return {test for test, case in latest.items() if case.verdict is not Verdict.INFRA}
 
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while (older := path.with_suffix(f".{number}.jsonl")).exists():
+    while (older := path.with_suffix(f".{number}{path.suffix}")).exists():
         number += 1
     return older
-
-
-def read_cases(path: Path) -> Sequence[CaseRecord]:
-    """The whole records of a file, whoever they are about; none where there is no file."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = path.read_bytes().splitlines(keepends=True)[1:]
-        return [CaseRecord.from_line(line.decode()) for line in lines if line.endswith(b"\n")]
-    return []

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+import uuid
 from pathlib import Path
+
+import psutil
 
 from shardlab.grade.sandbox.limits import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 GONE_SECONDS = 5.0
+
+
+PREFIX = "shardlab-"
+
+
+def remove_abandoned() -> None:
+    """Remove the groups of graders that were killed; a group says in its name whose it is."""
+    for parent in (ROOT, ROOT / "memory", ROOT / "pids"):
+        for folder in parent.glob(f"{PREFIX}*-*"):
+            owner = folder.name.split("-")[1]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                with contextlib.suppress(OSError):  # somebody is in it
+                    folder.rmdir()
 
 
 class ControlGroup:
@@ -19,8 +36,9 @@ class ControlGroup:
         folders: to write a process id into, before it starts anything; none where no controller is to be had.
     """
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.folders: list[Path] = []
+        name = f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
         settings = _version_2(limits) if (ROOT / "cgroup.controllers").exists() else _version_1(limits)
         for parent, values in settings.items():
             folder = parent / name

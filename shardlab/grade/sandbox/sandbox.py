@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +79,7 @@ def open_sandbox(level: Level, workspace: Path, limits: Limits | None = None) ->
 
 
 def _control_group(stack: contextlib.ExitStack, limits: Limits) -> ControlGroup:
-    group = ControlGroup(f"shardlab-{uuid.uuid4().hex[:12]}", limits)
+    group = ControlGroup(limits)
     stack.callback(group.remove)
     return group
 
