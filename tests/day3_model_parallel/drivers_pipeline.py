@@ -141,8 +141,8 @@ def new_stage(lab: ModuleType, plan: Plan, group: dist.ProcessGroup | None, acti
 
 def moved_stage(lab: ModuleType, tokens: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Logits of a stage that holds all layers and was told that its tokens begin at ``start``; and the model's."""
-    model = build(CONFIG).to(device())
-    whole = model(tokens, torch.arange(start, start + tokens.shape[1]))
+    model, tokens = build(CONFIG).to(device()), tokens.to(device())
+    whole = model(tokens, torch.arange(start, start + tokens.shape[1], device=device()))
     stage = lab.TransformerStage(model, range(CONFIG.layers + 2), lambda count: torch.arange(start, start + count))
     return stage(tokens).detach(), whole.detach()
 
