@@ -1,6 +1,6 @@
 """FAILS: ChunkedCrossEntropy.backward
 
-The gradient of the weight is summed up over the chunks in the dtype of the weight: bfloat16 stops to grow.
+The gradient of the weight is summed up over the chunks in the dtype of the weight: in bfloat16 it stops growing.
 """
 
 
