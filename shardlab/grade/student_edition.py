@@ -26,6 +26,7 @@ _FILES = ("README.md", "LICENSE*", "Makefile", ".gitignore", "pyproject.toml", "
 _FOLDERS = ("labs", "notebooks", "shardlab", "slides", "tests", "tools")
 _LEFT_OUT = ("requirements-browser.txt", "tests/kit")  # the first is for the second
 _BENCHMARK = re.compile(r"^python (-m )?benchmarks\b.*\n", re.MULTILINE)  # a command that needs the solutions
+_COURSE_ONLY = re.compile(r"\n*<!-- course only -->\n.*?\n<!-- /course only -->", re.DOTALL)
 _EDITS = Path(__file__).with_suffix(".toml")
 
 
@@ -96,10 +97,8 @@ def _owner(course: Course, file: Path) -> Lesson | None:
 
 def _edited(root: Path) -> dict[Path, str]:
     """The files that read differently for students."""
-    texts = {
-        page.relative_to(root): _BENCHMARK.sub("", page.read_text(encoding="utf-8"))
-        for page in (root / "labs").glob("day*/README.md")
-    }
+    pages = (root / "README.md", *(root / "labs").rglob("README.md"))
+    texts = {page.relative_to(root): _for_students(page.read_text(encoding="utf-8")) for page in pages}
     for edit in tomllib.loads(_EDITS.read_text(encoding="utf-8"))["edit"]:
         file = Path(edit["file"])
         if file not in texts:
@@ -110,3 +109,7 @@ def _edited(root: Path) -> dict[Path, str]:
             )
         texts[file] = texts[file].replace(edit["old"], edit["new"])
     return texts
+
+
+def _for_students(page: str) -> str:
+    return _BENCHMARK.sub("", _COURSE_ONLY.sub("", page))

@@ -20,6 +20,8 @@ ulimit -t {MAX_CHILD_CPU_SECONDS} && ulimit -c 0 && ulimit -f {MAX_CHILD_FILE_BY
 ulimit -v {MAX_CHILD_MEMORY // 1024} 2>/dev/null
 exec "$@"
 """
+_NOT_STARTED = (125, 126, 127)
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # what programs need to start at all
 _ERROR_BYTES = 4096
 
 
@@ -39,13 +41,18 @@ class Outcome:
 
 
 def run_limited(command: Sequence[str], place: Path, environment: Mapping[str, str]) -> Outcome:
-    """Run `command` in the folder `place`, which also takes its output; nothing of it runs on afterwards."""
+    """Run `command` in the folder `place`, which also takes its output; nothing of it runs on afterwards.
+
+    Raises:
+        OSError: it cannot be started here, whatever it was to read.
+    """
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     printed, said = place / "stdout", place / "stderr"
     with printed.open("wb") as out, said.open("wb") as error:
         process = subprocess.Popen(
             ["sh", "-c", _LIMITED, "sh", *command],
             cwd=place,
-            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(place), "LC_ALL": "C", **environment},
+            env={"PATH": os.defpath, **kept, "HOME": str(place), "LC_ALL": "C", **environment},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=error,
@@ -59,4 +66,7 @@ def run_limited(command: Sequence[str], place: Path, environment: Mapping[str, s
             if not isinstance(stopped, subprocess.TimeoutExpired):
                 raise
             code = -signal.SIGKILL
-    return Outcome(code, printed.read_bytes(), said.read_bytes()[:_ERROR_BYTES].decode(errors="replace"))
+    errors = said.read_bytes()[:_ERROR_BYTES].decode(errors="replace")
+    if code in _NOT_STARTED:
+        raise OSError(f"{command[0]} cannot be started: {errors.strip()}")
+    return Outcome(code, printed.read_bytes(), errors)

@@ -46,7 +46,7 @@ def take_in(source: Path, student: str, into: Path, root: Path = ROOT) -> Submis
         root: checkout that says which files are labs.
 
     Raises:
-        OSError: `into` cannot be written; never because of what the student did.
+        OSError: `into` cannot be written, or a program we need not be run; never because of what the student did.
     """
     try:
         remarks = unpack(source, into, root)

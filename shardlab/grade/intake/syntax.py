@@ -24,7 +24,7 @@ for name in sys.argv[1:]:
         compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         said = error.lineno or 0, str(error.msg), "codec can't decode" in str(error.msg)
-    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+    except Exception as error:
         said = 0, str(error) or "it is nested too deep", False
     print(json.dumps(said), flush=True)
 """
@@ -32,13 +32,19 @@ _CONSEQUENCE = "As it is, none of its exercises can earn points"
 
 
 def problems_of(folder: Path, files: Sequence[Path]) -> list[str]:
-    """Sentences about those of `files`, relative to `folder`, that Python cannot load."""
+    """Sentences about those of `files`, relative to `folder`, that Python cannot load.
+
+    Raises:
+        OSError: Python itself cannot be run here.
+    """
     command = [sys.executable, "-I", "-S", "-c", _CHILD, *(str((folder / file).resolve()) for file in files)]
     with tempfile.TemporaryDirectory(prefix="shardlab-syntax-") as place:
         outcome = run_limited(command, Path(place), {})
     answers = [json.loads(line) for line in outcome.printed.splitlines()]
     problems = [_sentence(file, *said) for file, said in zip(files, answers, strict=False) if said]
     if len(answers) < len(files):
+        if outcome.code >= 0:
+            raise OSError(f"{sys.executable} ended with exit code {outcome.code}: {outcome.errors.strip()}")
         stuck = files[len(answers)].as_posix()
         problems.append(f"{stuck}: Python needs more time or memory to read it than for any honest file")
     return problems

@@ -63,7 +63,7 @@ def test_labs_are_untouched_whatever_became_of_those_in_the_checkout(tmp_path, e
     checkout = tmp_path / "course"
     shutil.copytree(edition, checkout)
     shutil.copytree(ROOT / "solutions", checkout / "solutions")
-    for page in (ROOT / "labs").glob("day*/README.md"):
+    for page in (ROOT / "labs").rglob("README.md"):
         shutil.copy(page, checkout / page.relative_to(ROOT))
     for edit in tomllib.loads(student_edition._EDITS.read_text())["edit"]:
         shutil.copy(ROOT / edit["file"], checkout / edit["file"])
@@ -109,6 +109,7 @@ def test_every_link_command_and_import_leads_somewhere(edition):
     pages = [edition / "README.md", *(edition / "labs").rglob("README.md")]
     for page in pages:
         text = re.sub("<!--.*?-->", "", page.read_text())
+        assert "CONTRIBUTING" not in text
         assert "solutions" not in text.replace("labs made from solutions", "")
         for link in LINK.findall(text):
             assert (page.parent / link).exists(), f"{page}: {link}"

@@ -1,12 +1,14 @@
 """What a student handed in, ready to be graded: bytes kept, faults told in sentences."""
 
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 from small_course import CODE, PRODUCTS, SPLITS, SUMS
 
+from shardlab.grade.intake import take_in
 from shardlab.grade.intake.submissions import sha256
 from shardlab.grade.source import definitions
 
@@ -72,6 +74,13 @@ def test_a_lab_made_to_cost_python_minutes_stops_at_a_limit(take, tmp_path, monk
     assert submission.problems == (
         f"D{SUMS[1:]}: Python needs more time or memory to read it than for any honest file.",
     )
+
+
+@pytest.mark.parametrize("program", ["/nowhere/python", shutil.which("false")])
+def test_a_machine_that_cannot_check_is_not_the_students_fault(root, tmp_path, monkeypatch, program):
+    monkeypatch.setattr("sys.executable", program)
+    with pytest.raises(OSError, match=r"(cannot be started|ended with exit code 1): "):
+        take_in(handed_in(tmp_path / "s1", {SUMS: CODE}), "s1", tmp_path / "clean", root)
 
 
 def test_code_is_not_run(take, tmp_path):
