@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlab.grade.sandbox.limits import Limits
-
 Probe = Callable[["Outside"], str]
 PROBES: dict[str, Probe] = {}
 MOST_INSIDE = 16  # processes of a sandbox with one rank, and to spare
@@ -35,6 +33,7 @@ class Outside:
         secret: a word in the grader's environment.
         files: paths outside that must not be there: solutions, tests, another submission, results.
         labs: the workspace, which must not be written.
+        processes: how many the sandbox allows.
     """
 
     pid: int
@@ -42,6 +41,7 @@ class Outside:
     secret: str
     files: tuple[str, ...]
     labs: str
+    processes: int
 
 
 def probe(name: str) -> Callable[[Probe], Probe]:
@@ -217,7 +217,7 @@ def _much_disk(outside: Outside) -> str:
 def _many_processes(outside: Outside) -> str:
     children = []
     try:
-        while len(children) < Limits().processes:
+        while len(children) < outside.processes:
             child = os.fork()
             if child == 0:
                 signal.pause()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardlab.bad_input import BadInput
 from shardlab.grade.sandbox.level import Level
+from shardlab.grade.sandbox.limits import Limits
 from shardlab.grade.sandbox.probes import Outside, try_all
 from shardlab.grade.sandbox.sandbox import open_sandbox
 from shardlab.ranks.pool import RankPool
@@ -18,6 +19,7 @@ from shardlab.syllabus import ROOT
 
 SECRET_VARIABLE = "SHARDLAB_SELF_TEST"
 PROBE_SECONDS = 60
+FEW = Limits(processes=96)  # reached in a moment
 
 
 def escapes(level: Level) -> Mapping[str, str]:
@@ -33,9 +35,10 @@ def escapes(level: Level) -> Mapping[str, str]:
             secret=secret,
             files=tuple(str(ROOT / name) for name in ("solutions", "tests/kit", "syllabus.toml", ".git", "results")),
             labs=str(workspace / "labs"),
+            processes=FEW.processes,
         )
         try:
-            with open_sandbox(level, workspace) as sandbox, RankPool(enclosure=sandbox.enclosure) as pool:
+            with open_sandbox(level, workspace, FEW) as sandbox, RankPool(enclosure=sandbox.enclosure) as pool:
                 return pool.run(try_all, 1, outside, timeout=PROBE_SECONDS)[0]
         finally:
             del os.environ[SECRET_VARIABLE]
