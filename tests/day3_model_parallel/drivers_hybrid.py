@@ -116,9 +116,8 @@ def placement_error(lab: ModuleType) -> str:
 def new_trainer(lab: ModuleType, layout: Layout, tied: bool = True, experts: bool = False, **options: object):
     """A trainer of the small model, by SGD."""
     if experts:
-        options["experts"] = lab.MoEConfig(
-            CONFIG.hidden, EXPERT_FFN, EXPERTS, TOP_K, balance_coefficient=0, z_coefficient=0
-        )
+        losses = dict.fromkeys(("balance_coefficient", "z_coefficient"), options.pop("coefficient", 0))
+        options["experts"] = lab.MoEConfig(CONFIG.hidden, EXPERT_FFN, EXPERTS, TOP_K, **losses)
     options = {"optimizer_class": torch.optim.SGD, "lr": LEARNING_RATE, **options}
     config = options.pop("config", replace(CONFIG, tied=tied))
     return lab.HybridTrainer(lab.ParallelLayout(**layout), config, **options)
@@ -129,6 +128,11 @@ def without(lab: ModuleType, **methods: object):
     """The trainer with some of its methods replaced: what is not under test need not be written."""
     with mock.patch.multiple(lab.HybridTrainer, **methods):
         yield
+
+
+def trainer_errors(lab: ModuleType, cases: Sequence[dict]) -> list[str]:
+    """The message of the ValueError that each trainer raises; "" for none."""
+    return [error_message(lambda: new_trainer(lab, **case)) for case in cases]  # noqa: B023
 
 
 class NoStage(nn.Module):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -305,6 +306,22 @@ def test_parts_of_a_sequence_know_where_they_stand(lab, runs):
             f"cp 2, rank {rank} with part {part} of a sequence of 8: its 4 tokens stand at {expected}, attention was "
             f"told {got['positions'].flatten().tolist()}"
         )
+
+
+def test_no_trainer_for_what_cannot_be_cut(lab):
+    """Given code."""
+    cases = [
+        {"layout": {"dp": 2}, "zero": 2},
+        {"layout": {"dp": 4}},
+        {"layout": {"tp": 2}, "config": replace(CONFIG, ffn=25)},
+        {"layout": {"pp": 2}, "micro_batches": 0},
+        {"layout": {"dp": 2, "ep": 2}},
+        {"layout": {"dp": 2}, "experts": True, "coefficient": 0.1},
+    ]
+    for rank, result in enumerate(lab.on_ranks(2).run(drivers.trainer_errors, cases)):
+        for case, message in zip(cases, result.value, strict=True):
+            assert message, f"rank {rank} of 2: {named(case)} must raise a ValueError"
+        assert not result.traffic.calls, "before any communication"
 
 
 SORTED = [
