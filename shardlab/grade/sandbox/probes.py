@@ -65,7 +65,7 @@ def try_all(outside: Outside) -> dict[str, str]:
 
 @probe("read the grader's files")
 def _read_files(outside: Outside) -> str:
-    return " ".join(file for file in (*outside.files, "/etc/shadow", "/root/.ssh") if Path(file).exists())
+    return " ".join(file for file in (*outside.files, "/etc/shadow") if Path(file).exists())
 
 
 @probe("write where others read")
