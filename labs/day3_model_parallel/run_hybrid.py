@@ -9,9 +9,9 @@ First who works with whom in the layout you name; then two tables:
 2. What `search` finds for a model of Llama's on a cluster of H100s: the fastest plans that fit, and why others do not.
    The best one is written down for TorchTitan, Megatron-LM and NeMo.
 
-Tier 1, a laptop CPU (2 cores, gloo; 8 ranks took 110 s while other work kept both cores busy, 103 s of CPU time of
-which half goes into starting 8 interpreters). Expect differences below 1e-6; dp8 to hold most, cp beside dp to send
-most.
+Tier 1, a laptop CPU (2 idle cores, gloo: 8 ranks took 38 s, with experts 46 s; half of that goes into starting 8
+interpreters). Expect differences below 1e-6; dp8 to hold most, and cp beside dp to send most. With ep, dp with experts is
+the yardstick of the layout you name.
 
     python labs/day3_model_parallel/run_hybrid.py
     torchrun --standalone --nproc-per-node 8 labs/day3_model_parallel/run_hybrid.py --tp 2 --pp 2 --dp 2

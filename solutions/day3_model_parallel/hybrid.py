@@ -248,6 +248,8 @@ class ParallelLayout:
             raise ValueError(f"the layout {self} is for {self.ranks} ranks, there are {dist.get_world_size()}")
         rank, own = dist.get_rank(), {}
         made: dict[tuple[int, ...], ProcessGroup] = {}
+        # By all ranks, not by its members alone (use_local_synchronization): such groups are named after their members,
+        # and one that was destroyed and made again hung on gloo (torch 2.13).
         for name in GROUPS:
             for members in map(tuple, self.groups(name)):
                 if members not in made:
