@@ -10,8 +10,8 @@ First who works with whom in the layout you name; then two tables:
    The best one is written down for TorchTitan, Megatron-LM and NeMo.
 
 Tier 1, a laptop CPU (2 idle cores, gloo: 8 ranks took 38 s, with experts 46 s; half of that goes into starting 8
-interpreters). Expect differences below 1e-6; dp8 to hold most, and cp beside dp to send most. With ep, dp with experts is
-the yardstick of the layout you name.
+interpreters). Expect differences below 1e-6; dp8 to hold most, and cp beside dp to send most. With ep, dp with experts
+is the yardstick of the layout you name.
 
     python labs/day3_model_parallel/run_hybrid.py
     torchrun --standalone --nproc-per-node 8 labs/day3_model_parallel/run_hybrid.py --tp 2 --pp 2 --dp 2
