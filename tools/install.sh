@@ -4,7 +4,7 @@
 # leaves with exit code 2.
 #
 #   tools/install.sh              the core: requirements.txt and this package
-#   tools/install.sh browser      the core, then requirements-browser.txt
+#   tools/install.sh browser      the core, then requirements-browser.txt; so do deepspeed, advanced and grading
 #
 # A stamp per part says what was installed, and where (a virtual environment cannot be moved), and is written last:
 # without the core's stamp nothing in .venv is trusted.
