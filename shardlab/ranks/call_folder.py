@@ -1,7 +1,7 @@
 """The folder of one call: how caller, warm parent and ranks hand each other things.
 
     call         cloudpickle of (function, arguments)            caller -> ranks
-    input-R      cloudpickle of per_rank[R]                      caller -> rank R
+    input-R      cloudpickle of per_rank[R]                      caller -> rank R, which removes it
     store        FileStore for the rendezvous; a new path every call, since a reused one hangs until the timeout
     status-R     last collective (`status_page`)                 rank R -> caller
     output-R     stdout and stderr                               rank R -> caller

@@ -203,6 +203,8 @@ class RankPool:
         with theirs:
             place = self._enclosure
             command = [sys.executable, "-m", "shardlab.ranks.parent", str(theirs.fileno()), self._asked_start_method]
+            for descriptor in place.descriptors if place else ():
+                os.lseek(descriptor, 0, os.SEEK_SET)  # the parent before this one read it to its end
             self._parent = subprocess.Popen(
                 [*place.enter, *command] if place else command,
                 pass_fds=[theirs.fileno(), *(place.descriptors if place else ())],

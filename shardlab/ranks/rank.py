@@ -104,6 +104,7 @@ def _run(request: Request, folder: CallFolder, rank: int) -> dict[str, Any]:
         function, arguments = cloudpickle.loads(folder.call.read_bytes())
         if folder.input(rank).exists():
             arguments = (cloudpickle.loads(folder.input(rank).read_bytes()), *arguments)
+            folder.input(rank).unlink()  # before the group stands, so that no rank's function finds another's input
         torch.set_num_threads(1)
         _join(request, folder, rank)
         return {"state": "returned", "value": function(*arguments)}

@@ -149,7 +149,7 @@ class Supervisor:
     def _look(self) -> None:
         """Take in results that are there, and ranks that ended or stopped."""
         for rank, fate in enumerate(self.fates):
-            if fate.finished is None and self.folder.result(rank).exists():
+            if fate.finished is None and os.path.lexists(self.folder.result(rank)):  # a link leads anywhere
                 fate.finished = time.monotonic()
             if fate.exit_status is None:
                 self._look_at_process(fate)

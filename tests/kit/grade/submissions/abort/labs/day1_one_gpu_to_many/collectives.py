@@ -1,0 +1,4 @@
+def bus_bandwidth(op, num_bytes, seconds, ranks):
+    import os
+
+    os.abort()

@@ -1,0 +1,1 @@
+WRITTEN_ON = 'Windows'

@@ -1,0 +1,2 @@
+def ring_all_reduce(tensor, group=None, async_op=False):
+    bytearray(16 << 30)

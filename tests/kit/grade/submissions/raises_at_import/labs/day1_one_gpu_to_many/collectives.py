@@ -1,0 +1,1 @@
+raise RuntimeError('<script>alert(1)</script> =cmd|/c calc!A1')

@@ -1,0 +1,4 @@
+def bus_bandwidth(op, num_bytes, seconds, ranks):
+    import ctypes
+
+    return ctypes.string_at(0)
