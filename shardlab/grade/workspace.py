@@ -10,7 +10,7 @@ from pathlib import Path
 from shardlab.bad_input import BadInput
 from shardlab.grade.course import Course
 
-MAX_FILE_BYTES = 2**18  # 256 KiB, five times the largest solution: what Python compiles of more takes seconds
+MAX_FILE_BYTES = 2**20  # 1 MiB; a lab is some 10 KiB
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
 
 

@@ -125,7 +125,8 @@ def test_every_link_command_and_import_leads_somewhere(edition):
 def test_make_test_grades_the_labs(edition):
     if shutil.which("make") is None:
         pytest.skip("make is missing")
-    said = subprocess.run(["make", "-n", "test"], cwd=edition, capture_output=True, text=True, timeout=60)
+    plan = ["make", "--no-print-directory", "-n", "test"]
+    said = subprocess.run(plan, cwd=edition, capture_output=True, text=True, timeout=60)
     assert said.stdout.splitlines()[-1] == ".venv/bin/shardlab test"
     listed = subprocess.run(["make", "help"], cwd=edition, capture_output=True, text=True, timeout=60).stdout
     assert "grade your labs" in listed

@@ -20,6 +20,7 @@ from shardlab.grade.batch.records import Records, Subject
 from shardlab.grade.batch.student import Job
 from shardlab.grade.intake import take_in
 from shardlab.grade.sandbox.level import Level, isolation
+from shardlab.grade.sandbox.slot import FIRST_USER_ID
 from shardlab.syllabus import ROOT, lesson
 
 FOLDER = Path(__file__).parent / "submissions"
@@ -56,10 +57,10 @@ def leftovers() -> set[str]:
     found = {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*shardlab-corpus*")}
     found |= {str(path) for path in Path(tempfile.gettempdir()).glob("shardlab-sandbox-*")}
     found |= {str(path) for path in Path("/sys/fs/cgroup").glob("**/shardlab-*")}
-    found |= {f"/dev/shm/{path.name}" for path in Path("/dev/shm").glob("torch_*")}
-    for process in psutil.process_iter(["pid", "cmdline"]):
+    for process in psutil.process_iter(["pid", "uids", "cmdline"]):
         words = process.info["cmdline"] or []
-        if "shardlab.ranks.parent" in words or words[:2] == ["/bin/sleep", "600"]:
+        user = process.info["uids"].real if process.info["uids"] else 0
+        if user >= FIRST_USER_ID or "bwrap" in words[:1] or words[:2] == ["/bin/sleep", "600"]:
             found.add(f"process {process.pid}: {' '.join(words[-3:])}")
     return found
 

@@ -27,3 +27,5 @@ class ShardedLayer(ShardedLayer):
             parts.append(part.view(self.ranks, chunk))
         Several(works).wait()
         self.gathering = Several([]), torch.cat(parts, dim=1).view(-1)
+        for part in parts:  # a thread of the backend may hold it for a moment
+            part.untyped_storage().resize_(0)
