@@ -9,6 +9,8 @@ import torch.distributed.tensor  # noqa: F401  # what runs inside a test import,
 import shardlab.grade.lab  # noqa: F401  # the warm parent of the ranks, kept from one run to the next
 from shardlab.grade.release import release
 
+collect_ignore = ["submissions"]  # strangers' files: some look like tests, or like a conftest.py
+
 SYLLABUS = """
 [[day]]
 slug = "day1_small"
