@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +58,7 @@ from shardlab import show
 from shardlab.data import corpus_tokens
 from shardlab.models import Transformer, TransformerConfig, build
 from shardlab.observe import PeakMemory, Traffic
+from shardlab.observe.turns import on_each_size, time_repeats
 from shardlab.ranks import TorchrunRank, torchrun_ranks
 
 TOLERANCE = 1e-4  # relative, of loss and gradients: float32 sums in another order
@@ -88,34 +88,6 @@ class Bench:
             self.config.kv_heads % ranks == 0 or ranks % self.config.kv_heads == 0
         )
         return [kind for kind in KINDS if kind in self.impls and (kind == "ring" or fits)]
-
-
-def on_each_size(bench: Bench, title: str, measure: Callable[[int], list[dict]]) -> list[dict]:
-    """``measure(n)`` on the first n ranks for n = 1, 2, 4, ..., the others waiting; the records of rank 0."""
-    records = []
-    with show.progress(title, len(bench.groups)) as advance:
-        for ranks in bench.groups:
-            if bench.me.rank < ranks:
-                records += measure(ranks)
-            dist.barrier()
-            advance()
-    return records
-
-
-def timed(bench: Bench, group: ProcessGroup, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median of the slowest rank's seconds, of calls that take turns. The first of each warms up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(bench.steps + 1):
-        for name, call in calls.items():
-            dist.barrier(group)
-            start = time.perf_counter()
-            call()
-            if bench.me.device.type == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
-    slowest = torch.tensor(list(times.values()), dtype=torch.float64, device=bench.me.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-    return {name: statistics.median(row[1:]) for name, row in zip(times, slowest.tolist(), strict=True)}
 
 
 # --- 1. A step of the model -------------------------------------------------------------------------------------------
@@ -222,7 +194,7 @@ def attention(bench: Bench, ranks: int) -> list[dict]:
         with Traffic() as traffic:
             call()
         sent[name] = traffic.sent_bytes()
-    seconds = timed(bench, group, calls)
+    seconds = time_repeats({name: lambda _, call=call: call() for name, call in calls.items()}, bench.steps + 1, group)
     return [{"impl": name, "ranks": ranks, "seconds": seconds[name], "sent_bytes": sent[name]} for name in calls]
 
 
@@ -421,9 +393,9 @@ def main() -> int:
         bench = Bench(me, config, tokens, groups, chosen.impl, chosen.steps)
         alone = one_process(bench)
         budget = int(chosen.budget_mib * MIB)
-        models = on_each_size(bench, "the model", lambda ranks: train(bench, alone, ranks))
-        lengths = on_each_size(bench, "longest sequence", lambda ranks: longest(bench, budget, ranks))
-        calls = on_each_size(bench, "attention", lambda ranks: attention(bench, ranks))
+        models = on_each_size(bench.groups, "the model", lambda ranks: train(bench, alone, ranks))
+        lengths = on_each_size(bench.groups, "longest sequence", lambda ranks: longest(bench, budget, ranks))
+        calls = on_each_size(bench.groups, "attention", lambda ranks: attention(bench, ranks))
         fault = find_fault(models)
         work = balance(bench) if me.is_main else []
         path = show.write_results(

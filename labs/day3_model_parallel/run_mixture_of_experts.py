@@ -37,8 +37,6 @@ import argparse
 import datetime
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,13 +45,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.day3_model_parallel.mixture_of_experts import ExpertParallelMoE, MoEConfig, use_experts
+from labs.day3_model_parallel.mixture_of_experts import MoEConfig, use_experts
 from labs.day3_model_parallel.torch_mixture_of_experts import TorchMoE
 from labs.day3_model_parallel.watched_mixture_of_experts import Run, favourites, train
 from shardlab import show
 from shardlab.data import corpus_tokens, token_batches
 from shardlab.models import TransformerConfig, build
 from shardlab.observe import PeakMemory, Traffic
+from shardlab.observe.turns import on_each_size, time_repeats
 from shardlab.ranks import TorchrunRank, torchrun_ranks
 
 TOLERANCE = 1e-4  # relative: float32 sums in another order, some steps apart
@@ -76,18 +75,6 @@ class Bench:
     impls: list[str]
 
 
-def on_each_size(bench: Bench, title: str, measure: Callable[[int], list[dict]]) -> list[dict]:
-    """``measure(n)`` on the first n ranks for n = 1, 2, 4, ..., the others waiting; the records of rank 0."""
-    records = []
-    with show.progress(title, len(bench.groups)) as advance:
-        for ranks in bench.groups:
-            if bench.me.rank < ranks:
-                records += measure(ranks)
-            dist.barrier()
-            advance()
-    return records
-
-
 # --- 1. One layer -----------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +93,8 @@ def measure_layer(bench: Bench, ranks: int) -> list[dict]:
     x = x.chunk(ranks)[group.rank()].to(bench.me.device)
     seen = {name: observe(layer, x) for name, layer in layers.items()}
     layers = {name: layer for name, layer in layers.items() if name in bench.impls}
-    seconds = time_in_turns({name: partial(run, layer, x) for name, layer in layers.items()}, bench, ranks, repeats=12)
+    calls = {name: lambda _, layer=layer: run(layer, x) for name, layer in layers.items()}
+    seconds = time_repeats(calls, 12 + 2, group, warm_up=2)
     worst = max(gap(seen["mine"]["results"], each["results"]) for each in seen.values())
     for each in seen.values():
         del each["results"]
@@ -141,23 +129,6 @@ def gap(mine: list[Tensor], other: list[Tensor]) -> float:
     """Largest difference, of each tensor's largest element."""
     pairs = zip(mine, other, strict=True)
     return max(((a - b).abs().max() / a.abs().max().clamp(min=1e-12)).item() for a, b in pairs if a.numel())
-
-
-def time_in_turns(calls: dict[str, Callable[[], object]], bench: Bench, ranks: int, repeats: int) -> dict[str, float]:
-    """Median of the slowest rank's seconds by name. The first two repeats warm up."""
-    group = bench.groups[ranks]
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats + 2):
-        for name, call in calls.items():
-            dist.barrier(group)
-            start = time.perf_counter()
-            call()
-            if bench.me.device.type == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
-    slowest = torch.tensor(list(times.values()), dtype=torch.float64, device=bench.me.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-    return {name: statistics.median(row[2:]) for name, row in zip(times, slowest.tolist(), strict=True)}
 
 
 # --- 2. On any number of ranks ----------------------------------------------------------------------------------------
@@ -344,8 +315,8 @@ def main() -> int:
         )
         groups = {size: dist.new_group(list(range(size)), timeout=LIMIT) for size in sizes}
         bench = Bench(me, shape, config, batches, groups, chosen.impl)
-        layers = on_each_size(bench, "one layer", partial(measure_layer, bench))
-        first = on_each_size(bench, "any number of ranks", partial(train_first_steps, bench))
+        layers = on_each_size(bench.groups, "one layer", partial(measure_layer, bench))
+        first = on_each_size(bench.groups, "any number of ranks", partial(train_first_steps, bench))
         watched = watch(bench, chosen.capacity)
         likes = favourites(watched["as it is"].model, valid, chosen.layers - 1)
         runs = [record_of(name, trained) for name, trained in watched.items()]

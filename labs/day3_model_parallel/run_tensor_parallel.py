@@ -37,9 +37,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -55,6 +53,7 @@ from shardlab import show
 from shardlab.data import corpus_tokens, token_batches
 from shardlab.models import Transformer, TransformerConfig, build, next_token_loss
 from shardlab.observe import Mark, PeakMemory, Traffic, modelled_link
+from shardlab.observe.turns import on_each_size, time_repeats
 from shardlab.ranks import TorchrunRank, torchrun_ranks
 
 TOLERANCE = 1e-4  # relative, between losses: float32 sums in another order, some steps apart
@@ -132,38 +131,6 @@ def dense_losses(bench: Bench) -> list[float]:
     return losses.tolist()
 
 
-# --- Measuring --------------------------------------------------------------------------------------------------------
-
-
-def time_in_turns(calls: dict[str, Callable[[int], None]], bench: Bench, ranks: int, repeats: int) -> dict[str, float]:
-    """Median of the slowest rank's seconds by name; ``calls`` get the number of the repeat. The first warms up."""
-    group = bench.groups[ranks]
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats):
-        for name, call in calls.items():
-            dist.barrier(group)
-            start = time.perf_counter()
-            call(repeat)
-            if bench.me.device.type == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
-    slowest = torch.tensor(list(times.values()), dtype=torch.float64, device=bench.me.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-    return {name: statistics.median(row[1:]) for name, row in zip(times, slowest.tolist(), strict=True)}
-
-
-def on_each_size(bench: Bench, title: str, measure: Callable[[int], list[dict]]) -> list[dict]:
-    """``measure(n)`` on the first n ranks for n = 1, 2, 4, ..., the others waiting; the records of rank 0."""
-    records = []
-    with show.progress(title, len(bench.groups)) as advance:
-        for ranks in bench.groups:
-            if bench.me.rank < ranks:
-                records += measure(ranks)
-            dist.barrier()
-            advance()
-    return records
-
-
 # --- 1. One block -----------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +142,7 @@ def measure_block(bench: Bench, ranks: int) -> list[dict]:
     blocks = {name: IMPLEMENTATIONS[name](bench, bench.groups[ranks]).model.blocks[0] for name in bench.impls}
     seen = {name: observe_block(block, x) for name, block in blocks.items()}
     calls = {name: partial(run_block, block, x) for name, block in blocks.items()}
-    seconds = time_in_turns(calls, bench, ranks, len(bench.batches))
+    seconds = time_repeats(calls, len(bench.batches), bench.groups[ranks])
     return [{"impl": name, "ranks": ranks, "seconds": seconds[name]} | seen[name] for name in blocks]
 
 
@@ -221,7 +188,7 @@ def train_model(bench: Bench, alone: list[float], ranks: int) -> list[dict]:
     calls = {
         name: partial(lambda trainer, repeat: trainer.step(later[repeat]), each) for name, each in trainers.items()
     }
-    seconds = time_in_turns(calls, bench, ranks, len(later))
+    seconds = time_repeats(calls, len(later), bench.groups[ranks])
     for record in records:
         losses = trainers[record["impl"]].losses
         gap = max(abs(loss / right - 1) for loss, right in zip(losses, alone, strict=True))
@@ -243,7 +210,7 @@ def over_links(bench: Bench, links: list[float]) -> list[dict]:
 
     calls = {str(link): partial(step, link) for link in (0.0, *links)}
     with show.progress("over modelled links", 1) as advance:
-        seconds = time_in_turns(calls, bench, ranks, min(4, len(bench.batches)))
+        seconds = time_repeats(calls, min(4, len(bench.batches)), bench.groups[ranks])
         advance()
     return [{"bandwidth": link, "seconds": seconds[str(link)]} for link in (0.0, *links)]
 
@@ -436,8 +403,8 @@ def main() -> int:
         batches = [tokens.to(me.device) for _, tokens in zip(range(chosen.steps), batches, strict=False)]
         groups = {size: dist.new_group(list(range(size)), timeout=LIMIT) for size in sizes}
         bench = Bench(me, config, batches, groups, chosen.impl)
-        blocks = on_each_size(bench, "one block", partial(measure_block, bench))
-        models = on_each_size(bench, "the whole model", partial(train_model, bench, dense_losses(bench)))
+        blocks = on_each_size(bench.groups, "one block", partial(measure_block, bench))
+        models = on_each_size(bench.groups, "the whole model", partial(train_model, bench, dense_losses(bench)))
         can_model = world > 1 and me.device.type == "cpu"
         links = over_links(bench, [MB * link for link in chosen.links]) if can_model else []
         path = show.write_results("tensor_parallel", {"blocks": blocks, "models": models, "links": links})

@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from shardlab.observe.turns import seconds_of, slowest_medians
 from shardlab.ranks.compat import all_gather_single, reduce_scatter_single
 from shardlab.ranks.device import device
 
@@ -86,26 +87,15 @@ def problem(op: str, numel: int) -> Problem:
 
 def time_in_turns(calls: dict[str, tuple[Callable, tuple]]) -> dict[str, float]:
     """Median over repeats of the slowest rank's seconds, by name. What else the machine does meets all calls alike."""
+    bound = {name: partial(call, *arguments) for name, (call, arguments) in calls.items()}
     start = time.perf_counter()
-    times = {name: [_seconds(call, arguments)] for name, (call, arguments) in calls.items()}
+    times = {name: [seconds_of(call)] for name, call in bound.items()}
     repeats = torch.tensor(SECONDS_PER_SIZE / max(time.perf_counter() - start, 1e-9), device=device())
     dist.broadcast(repeats, 0)  # the ranks' clocks differ, their number of repeats must not
     for _ in range(min(max(int(repeats), REPEATS[0]), REPEATS[-1])):
-        for name, (call, arguments) in calls.items():
-            times[name].append(_seconds(call, arguments))
-    slowest = {name: torch.tensor(values, dtype=torch.float64, device=device()) for name, values in times.items()}
-    for values in slowest.values():
-        dist.all_reduce(values, dist.ReduceOp.MAX)
-    return {name: statistics.median(values[1:].tolist()) for name, values in slowest.items()}  # the first warms up
-
-
-def _seconds(call: Callable, arguments: tuple) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    call(*arguments)
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+        for name, call in bound.items():
+            times[name].append(seconds_of(call))
+    return slowest_medians(times)
 
 
 def parse_bytes(text: str) -> int:
